@@ -1,0 +1,40 @@
+# Every target sets up .venv by itself, once: the stamp is renewed when pyproject.toml or constraints.txt change.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test test-slow lint bench mutants clean
+
+help:             ## show this list
+	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup: $(STAMP)   ## make .venv with the pinned dependencies
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "found Python %s, tacit needs 3.11 or newer; run: make PYTHON=/path/to/python3.11" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+reproduce: $(STAMP) ## the paper's figures on a small task
+	$(BIN)/tacit bench --quick
+
+test: $(STAMP)    ## the default test suite
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(STAMP) ## every test, slow ones too
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)    ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(STAMP)   ## step costs of every penalty method
+	$(BIN)/tacit bench --json benchmarks/results/bench.json
+
+mutants: $(STAMP) ## break named things one at a time: each must turn a test red
+	$(BIN)/python tests/mutants.py
+
+clean:            ## remove .venv and caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

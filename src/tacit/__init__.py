@@ -1,0 +1,39 @@
+"""tacit: SGD's tacit regularizer, made explicit.
+
+The public names, and nothing else. They are imported on first use: a report can be rebuilt, and `tacit --help`
+printed, without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BatchSampler": "tacit.batching",
+    "InputError": "tacit._errors",
+    "Problem": "tacit.problem",
+}
+_MODULES = ("batching", "schedules")
+
+__all__ = ["BatchSampler", "InputError", "Problem", "__version__", "batching", "schedules"]
+
+if TYPE_CHECKING:
+    from tacit import batching, schedules
+    from tacit._errors import InputError
+    from tacit.batching import BatchSampler
+    from tacit.problem import Problem
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"tacit.{name}")
+    raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

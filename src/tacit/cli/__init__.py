@@ -1,0 +1,50 @@
+"""The command line: one file per command, and imports inside commands, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import typer
+
+from tacit._errors import InputError
+
+app = typer.Typer(
+    name="tacit",
+    help="SGD's tacit regularizer, made explicit (Smith, Dherin, Barrett, De, ICLR 2021).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"tacit {installed('tacit')}")
+        raise typer.Exit
+
+
+def _register() -> None:
+    """Every module of this folder has a `register(app)`; a command file is added by writing it."""
+    for found in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+        importlib.import_module(f"{__name__}.{found.name}").register(app)
+
+
+_register()
+
+
+def main() -> None:
+    """Run the command line; bad input is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"tacit: {error}", file=sys.stderr)
+        sys.exit(2)

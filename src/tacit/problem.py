@@ -1,0 +1,181 @@
+"""A `Problem`: a model, a loss and fixed minibatches, as pure functions of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tacit import _tree
+from tacit._errors import InputError
+from tacit._tree import Tree
+from tacit.batching import Remainder, batches_per_epoch
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Problem:
+    """C, Ĉₖ and Cⱼ with their gradients, for one model, one loss and one fixed partition into minibatches.
+
+    C(ω) = (1/N) Σⱼ Cⱼ(ω),   Ĉₖ(ω) = mean of Cⱼ over minibatch k,   each plus (μ/2)‖ω‖² with `weight_decay` μ.
+
+    `dataset` is a pair (inputs, targets) of tensors or a torch Dataset of such pairs; `loss_fn(outputs, targets)`
+    is a mean over its examples. `batches` gives the minibatches as index sequences; without it examples are taken in
+    the order of the dataset. Parameters are dictionaries of tensors; every method takes one, or uses the model's own
+    values at construction. The model itself is never changed: buffers are copied, so batch norm in training mode
+    uses batch statistics and leaves its running ones alone.
+
+    It is not a trainer, and it refuses models whose loss changes between two evaluations (dropout).
+
+    >>> inputs, targets = torch.arange(4.0).reshape(4, 1), torch.zeros(4, 1)
+    >>> problem = Problem(nn.Linear(1, 1), nn.functional.mse_loss, (inputs, targets), batch_size=2)
+    >>> problem.batches_per_epoch
+    2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        batches: Sequence[Sequence[int] | Tensor] | None = None,
+        remainder: Remainder = "refuse",
+        weight_decay: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        inputs, targets = _as_tensors(dataset)
+        self.dtype = dtype
+        self.inputs, self.targets = self._cast(inputs), self._cast(targets)
+        self.model, self.loss_fn, self.weight_decay = model, loss_fn, float(weight_decay)
+        self.parameters: Tree = {
+            name: self._cast(value.detach().clone()) for name, value in model.named_parameters() if value.requires_grad
+        }
+        if not self.parameters:
+            raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
+        constants = [item for item in model.named_parameters() if not item[1].requires_grad]
+        self._constants: Tree = {
+            name: self._cast(value.detach().clone()) for name, value in [*constants, *model.named_buffers()]
+        }
+        self.train_size = len(self.inputs)
+        self.batches = self._make_batches(batch_size, batches, remainder)
+        self._check_loss()
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if self.dtype is not None and tensor.is_floating_point() else tensor
+
+    def _make_batches(
+        self, batch_size: int | None, batches: Sequence[Sequence[int] | Tensor] | None, remainder: Remainder
+    ) -> tuple[Tensor, ...]:
+        if (batch_size is None) == (batches is None):
+            raise InputError("give exactly one of batch_size and batches.")
+        if batch_size is not None:
+            updates = batches_per_epoch(self.train_size, batch_size, remainder=remainder)
+            return torch.arange(self.train_size).split(batch_size)[:updates]
+        assert batches is not None
+        made = tuple(torch.as_tensor(batch, dtype=torch.long) for batch in batches)
+        seen = torch.cat(made).tolist() if made else []
+        if len(set(seen)) != len(seen) or not seen or min(seen) < 0 or max(seen) >= self.train_size:
+            raise InputError(
+                f"batches hold {len(seen)} indices, {len(set(seen))} of them distinct; "
+                f"expected each example of 0..{self.train_size - 1} at most once."
+            )
+        return made
+
+    def _check_loss(self) -> None:
+        """One evaluation each: scalar, finite, the same twice, and a mean rather than a sum."""
+        batch = self.batches[0]
+        with torch.no_grad():
+            once, twice = self.loss(self.parameters, batch), self.loss(self.parameters, batch)
+            if once.numel() != 1:
+                raise InputError(f"the loss has shape {tuple(once.shape)}; expected a scalar: use reduction='mean'.")
+            if not torch.isfinite(once):
+                raise InputError(f"the loss of the first minibatch is {once.item()}; expected a finite number.")
+            if not torch.equal(once, twice):
+                raise InputError(
+                    "the loss changed between two evaluations of the same minibatch (dropout?); expected a "
+                    "deterministic model. Call model.eval() or remove the random layers."
+                )
+            doubled = self.loss(self.parameters, torch.cat([batch, batch]))
+            decay = 0.5 * self.weight_decay * _tree.squared_norm(self.parameters)
+            if torch.isclose(doubled - decay, 2 * (once - decay), rtol=1e-3) and (once - decay).abs() > 1e-12:
+                raise InputError(
+                    "the loss doubles when its minibatch is repeated, so it is a sum; expected a mean over examples. "
+                    "Use reduction='mean'."
+                )
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+    @property
+    def batches_per_epoch(self) -> int:
+        """m."""
+        return len(self.batches)
+
+    @property
+    def batch_size(self) -> int:
+        """B; refuses when minibatches differ in size."""
+        sizes = {len(batch) for batch in self.batches}
+        if len(sizes) != 1:
+            raise InputError(f"minibatches have sizes {sorted(sizes)}; expected one size here.")
+        return sizes.pop()
+
+    # -- losses ---------------------------------------------------------------------------------------------------
+    def loss(self, parameters: Mapping[str, Tensor], examples: Tensor) -> Tensor:
+        """Mean loss over the given examples, plus (μ/2)‖ω‖²: the one function that everything else is made of."""
+        constants = {name: value.clone() for name, value in self._constants.items()}  # batch norm writes into them
+        outputs = functional_call(self.model, {**parameters, **constants}, (self.inputs[examples],))
+        value = self.loss_fn(outputs, self.targets[examples])
+        if self.weight_decay:
+            value = value + 0.5 * self.weight_decay * _tree.squared_norm(parameters)
+        return value
+
+    def full_loss(self, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """C(ω), the mean over all N examples."""
+        return self.loss(self._or_own(parameters), torch.arange(self.train_size))
+
+    def minibatch_loss(self, k: int, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Ĉₖ(ω)."""
+        return self.loss(self._or_own(parameters), self.batches[k])
+
+    def example_loss(self, j: int, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Cⱼ(ω)."""
+        return self.loss(self._or_own(parameters), torch.tensor([j]))
+
+    # -- gradients ------------------------------------------------------------------------------------------------
+    def full_gradient(self, parameters: Mapping[str, Tensor] | None = None) -> Tree:
+        """∇C(ω)."""
+        return torch.func.grad(self.full_loss)(self._or_own(parameters))
+
+    def minibatch_gradient(self, k: int, parameters: Mapping[str, Tensor] | None = None) -> Tree:
+        """∇Ĉₖ(ω)."""
+        return torch.func.grad(self.minibatch_loss, argnums=1)(k, self._or_own(parameters))
+
+    def example_gradient(self, j: int, parameters: Mapping[str, Tensor] | None = None) -> Tree:
+        """∇Cⱼ(ω)."""
+        return torch.func.grad(self.example_loss, argnums=1)(j, self._or_own(parameters))
+
+    def _or_own(self, parameters: Mapping[str, Tensor] | None) -> Tree:
+        return self.parameters if parameters is None else dict(parameters)
+
+
+def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(isinstance(part, Tensor) for part in dataset):
+        inputs, targets = dataset
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, (tuple, list)):
+        if len(dataset) == 0:
+            raise InputError("the dataset is empty; expected at least one example.")
+        pairs = [dataset[index] for index in range(len(dataset))]
+        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+        targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+    else:
+        raise InputError(
+            f"dataset is a {type(dataset).__name__}; expected a pair (inputs, targets) of tensors or a torch Dataset."
+        )
+    if len(inputs) != len(targets):
+        raise InputError(f"dataset has {len(inputs)} inputs and {len(targets)} targets; expected as many of each.")
+    if len(inputs) == 0:
+        raise InputError("the dataset is empty; expected at least one example.")
+    return inputs, targets

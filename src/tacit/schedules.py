@@ -1,0 +1,38 @@
+"""The learning-rate schedules of the paper, as pure functions of the training progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tacit._errors import InputError
+
+SCHEDULES = ("constant", "paper_decay")
+
+
+def paper_decay(step: int, total_steps: int) -> float:
+    """The factor on the learning rate at one step: constant for half of training, then halved every tenth of it.
+
+    factor = 2^−k with k = 0 in the first half, 1 in the sixth tenth, …, 5 in the last tenth             (section 4)
+
+    >>> [paper_decay(step, 10) for step in range(10)]
+    [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+    """
+    if not 0 <= step < total_steps:
+        raise InputError(f"step={step} with total_steps={total_steps}; expected 0 <= step < total_steps.")
+    tenths_done = step * 10 // total_steps  # integers: a float quotient puts some steps on the wrong side
+    return 0.5 ** max(0, tenths_done - 4)
+
+
+def schedule(name: str, total_steps: int) -> Callable[[int], float]:
+    """The factor as a function of the step alone: what `torch.optim.lr_scheduler.LambdaLR` takes.
+
+    Past the last step it stays at the last factor, because torch steps a scheduler once after the last update.
+
+    >>> schedule("paper_decay", 10)(10)
+    0.03125
+    """
+    if name == "constant":
+        return lambda step: 1.0
+    if name == "paper_decay":
+        return lambda step: paper_decay(min(step, total_steps - 1), total_steps)
+    raise InputError(f"schedule={name!r} is unknown; use one of {', '.join(SCHEDULES)}.")

@@ -1,0 +1,20 @@
+"""One thread per process (xdist runs two), and where the large datasets are, if anywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with CIFAR-10 and Fashion-MNIST: TACIT_DATA, or ../shared/datasets beside the checkout."""
+    for found in (os.environ.get("TACIT_DATA"), Path(__file__).parents[2] / "shared" / "datasets"):
+        if found and Path(found).is_dir():
+            return Path(found)
+    pytest.skip("no CIFAR-10 or Fashion-MNIST here: set TACIT_DATA to the folder that holds them")
