@@ -14,16 +14,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "BatchSampler": "tacit.batching",
     "InputError": "tacit._errors",
+    "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
 }
-_MODULES = ("batching", "schedules")
+_MODULES = ("batching", "convert", "schedules")
 
-__all__ = ["BatchSampler", "InputError", "Problem", "__version__", "batching", "schedules"]
+__all__ = ["BatchSampler", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules"]
 
 if TYPE_CHECKING:
-    from tacit import batching, schedules
+    from tacit import batching, convert, schedules
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
+    from tacit.nstep import NStepSGD
     from tacit.problem import Problem
 
 
