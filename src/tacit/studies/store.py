@@ -1,0 +1,217 @@
+"""The folder of a study: one writer at a time, every file complete or absent, nothing trusted without its checksum.
+
+    DIR/study.json                         the validated study, its hash, the schema version
+    DIR/lock                               held by the process that writes
+    DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
+    DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl
+    DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tacit._errors import InputError
+from tacit.studies.spec import canonical
+from tacit.studies.study import SCHEMA, Study, parse_study
+
+Row = dict[str, Any]
+
+
+def read_rows(folder: str | Path) -> list[Row]:
+    """The rows of every finished fleet of a study folder, in the order of the study's runs.
+
+    Unfinished fleets have no rows yet and are left out; a damaged rows file is refused with a sentence.
+    """
+    store = StudyFolder(Path(folder))
+    study = store.study()
+    rows = {}
+    for fleet in store.fleets_on_disk():
+        found = store.rows(fleet)
+        if isinstance(found, Damage):
+            raise InputError(f"{store.rows_path(fleet)} {found}; `tacit run` on this folder trains that fleet again.")
+        rows.update({row["run"]: row for row in found or []})
+    return [rows[run.hash] for run in study.runs if run.hash in rows]
+
+
+class Damage(str):
+    """Why a file is not trusted, as the end of a sentence."""
+
+
+class StudyFolder:
+    """Paths, reads and atomic writes of one study folder. Writing needs `locked()`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # -- the study ------------------------------------------------------------------------------------------------
+    def study(self) -> Study:
+        """The study this folder was made for."""
+        path = self.path / "study.json"
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            schema = stored["schema"]
+            if isinstance(schema, int) and schema > SCHEMA:
+                raise InputError(f"{path} has schema {schema}; this tacit reads schema {SCHEMA}: upgrade tacit.")
+            study = parse_study(stored["study"], where=str(path))
+        except FileNotFoundError:
+            raise InputError(f"{self.path} holds no study.json; expected a folder made by `tacit run`.") from None
+        except NotADirectoryError:
+            raise InputError(f"{self.path} is not a folder; expected one made by `tacit run`.") from None
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError):
+            raise InputError(f"{path} is damaged; remove it and run the study again: finished fleets are kept.") from None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        if stored.get("hash") != study.hash:
+            raise InputError(f"{path} does not match its hash; remove it and run the study file again.")
+        return study
+
+    def open_for(self, study: Study) -> None:
+        """Make the folder, or check that it belongs to this study. Needs the lock."""
+        content = {"schema": SCHEMA, "hash": study.hash, "study": study.model_dump()}
+        if (self.path / "study.json").exists():
+            stored = self.study()
+            if stored.hash != study.hash:
+                raise InputError(
+                    f"{self.path} holds another study ({stored.name}, {len(stored.runs)} runs, hash {stored.hash}; "
+                    f"this one has {len(study.runs)} runs, hash {study.hash}); choose another folder with --into."
+                )
+            if stored == study:
+                return
+        self.write(self.path / "study.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+    # -- one writer -----------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, or refuse with a sentence. The system drops it when the process dies."""
+        import fcntl
+
+        with _said_as_a_sentence(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(handle, 100, 0).decode(errors="replace").strip() or "unknown"
+                raise InputError(
+                    f"{self.path} is in use by another process (number {holder}); wait for it to end, or stop it."
+                ) from None
+            with _said_as_a_sentence(self.path):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def is_locked(self) -> bool:
+        """Whether some process is writing here now."""
+        import fcntl
+
+        try:
+            handle = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+
+    # -- fleets ---------------------------------------------------------------------------------------------------
+    def fleet_folder(self, fleet: str) -> Path:
+        return self.path / "fleets" / fleet
+
+    def rows_path(self, fleet: str) -> Path:
+        return self.fleet_folder(fleet) / "rows.jsonl"
+
+    def checkpoint_path(self, fleet: str) -> Path:
+        return self.fleet_folder(fleet) / "checkpoint.safetensors"
+
+    def fleets_on_disk(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(entry.name for entry in (self.path / "fleets").iterdir() if entry.is_dir())
+        return []
+
+    def rows(self, fleet: str) -> list[Row] | Damage | None:
+        """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
+        try:
+            content = self.rows_path(fleet).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        meta = self.meta(fleet)
+        if meta is None:
+            return Damage("has no readable meta.json beside it, so its checksum is unknown")
+        if hashlib.sha256(content).hexdigest() != meta.get("rows_sha256"):
+            return Damage("does not match its checksum")
+        return [json.loads(line) for line in content.splitlines()]
+
+    def meta(self, fleet: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.fleet_folder(fleet) / "meta.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: dict[str, Any]) -> None:
+        """Finish a fleet. meta.json goes first: rows without their checksum are never seen."""
+        content = "".join(canonical(row) + "\n" for row in rows).encode()
+        meta = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
+        self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+        self.write(self.rows_path(fleet), content)
+        self.checkpoint_path(fleet).unlink(missing_ok=True)
+
+    def discard_rows(self, fleet: str) -> None:
+        self.rows_path(fleet).unlink(missing_ok=True)
+
+    def read_checkpoint(self, fleet: str) -> bytes | None:
+        try:
+            return self.checkpoint_path(fleet).read_bytes()
+        except OSError:
+            return None
+
+    def write_checkpoint(self, fleet: str, content: bytes) -> None:
+        self.write(self.checkpoint_path(fleet), content)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write to a temporary name, then rename: a reader sees the old file or the new one, never a part."""
+        temporary = path.with_name(f".{path.name}.tmp")  # one writer holds the lock, so one name is enough
+        with _said_as_a_sentence(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(temporary, "wb") as handle:
+                    handle.write(content)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                os.replace(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
+
+
+@contextlib.contextmanager
+def _said_as_a_sentence(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"the disk is full: {path} was not written; finished fleets are kept. Free some space and run again."
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise InputError(
+                f"{path} cannot be written ({error.strerror}); choose a writable folder with --into."
+            ) from None
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,227 @@
+"""`Study`: a question, its fixed values and its grid, read from a TOML file, expanded into runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from tacit._errors import InputError
+from tacit.studies.spec import RUN_KEYS, RunSpec, digest, make_run, number, sentence, shorten, unknown_key
+
+SCHEMA = 1
+MOST_RUNS = 100_000  # a typing error in a grid should be a sentence, not a full memory
+RANGE = re.compile(r"\s*(\d+):(\d+)\s*")
+# A run gives one of each pair; overriding one takes the other away.
+EXCLUSIVE = [{"epochs", "updates"}, {"learning_rate", "bare_learning_rate"}]
+
+Table = dict[str, Any]
+
+
+class Claim(BaseModel):
+    """What the paper says, and where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    figure: str
+    sentence: str
+
+
+class Summary(BaseModel):
+    """How runs that differ only in their seed become one number: the mean of the best `best` of `of` runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    score: Literal["best_test_accuracy", "final_test_accuracy"] = "best_test_accuracy"
+    best: Annotated[int, Field(ge=1)] = 5
+    of: Annotated[int, Field(ge=1)] = 7
+
+    @field_validator("of")
+    @classmethod
+    def _not_fewer_than_best(cls, of: int, info: Any) -> int:
+        if of < info.data.get("best", 1):
+            raise ValueError(f"summary.of is {of} with best {info.data['best']}; expected at least as many")
+        return of
+
+
+class Study(BaseModel):
+    """A validated study. `runs` are its runs, in the order of the file, each once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    question: str = ""
+    claim: Claim | None = None
+    fixed: Table = {}
+    grid: list[Table] = []
+    summary: Summary = Summary()
+    figures: dict[str, Table] = {}
+
+    @cached_property
+    def runs(self) -> tuple[RunSpec, ...]:
+        return tuple(_expand(self.fixed, self.grid, where=self.name))
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the training work: the runs alone, so a new question or figure trains nothing again."""
+        return digest([SCHEMA, sorted(run.hash for run in self.runs)])
+
+
+def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> Study:
+    """The study in a TOML file, with `key=value` overrides, or one sentence that says what is wrong with it.
+
+    An override replaces the key everywhere: one value becomes fixed, a list (`a,b,c` or `0:3`, which is 0,1,2)
+    becomes part of every grid. `summary.best=3` reaches into the summary.
+    """
+    if isinstance(source, Study):
+        raw, where = source.model_dump(), source.name
+    else:
+        path = Path(source)
+        raw, where = _read_toml(path), path.name
+    return parse_study(_override(raw, overrides) if overrides else raw, where=where)
+
+
+def parse_study(raw: Mapping[str, Any], *, where: str = "study") -> Study:
+    """The study of an already parsed TOML table; its runs are validated too."""
+    given = dict(raw)
+    version = given.pop("schema", given.pop("schema_version", SCHEMA))
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise InputError(f"{where}: schema is {shorten(version)}; expected the number {SCHEMA}.")
+    if version > SCHEMA:
+        raise InputError(
+            f"{where}: schema {version} is newer than this tacit, which reads schema {SCHEMA}; upgrade tacit."
+        )
+    if isinstance(given.get("grid"), Mapping):
+        given["grid"] = [given["grid"]]
+    known = ["schema", *[key for key in Study.model_fields if key != "schema_version"]]
+    try:
+        study = Study.model_validate({**given, "schema_version": version})
+    except ValidationError as error:
+        raise InputError(sentence(error, where=where, known=_known_beside(error, known))) from None
+    _ = study.runs  # expanding validates every run
+    return study
+
+
+def _known_beside(error: ValidationError, top: list[str]) -> list[str]:
+    """The keys that would be right where the first problem is."""
+    location = error.errors(include_url=False)[0]["loc"]
+    tables: dict[str, type[BaseModel]] = {"claim": Claim, "summary": Summary}
+    inside = tables.get(str(location[0])) if len(location) > 1 else None
+    return list(inside.model_fields) if inside else top
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no study file {path}; expected a TOML file.") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; expected a TOML file.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name} is not UTF-8 text; expected a TOML file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path.name} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+# -- expansion --------------------------------------------------------------------------------------------------------
+def _expand(fixed: Table, grid: list[Table], *, where: str) -> list[RunSpec]:
+    """The union of the products of all grid tables over the fixed values; duplicates are dropped by hash."""
+    base = {_run_key(key, f"{where} [fixed]"): value for key, value in fixed.items()}
+    tables = [_axes(table, base, where=f"{where} [grid]") for table in grid] or [{}]
+    size = sum(math.prod(len(values) for values in axes.values()) for axes in tables)
+    if size > MOST_RUNS:
+        raise InputError(f"{where}: the grid has {size} runs; expected at most {MOST_RUNS}.")
+    runs: dict[str, RunSpec] = {}
+    for axes in tables:
+        for values in itertools.product(*axes.values()):
+            run = make_run({**base, **dict(zip(axes, values, strict=True))}, where=where)
+            runs.setdefault(run.hash, run)
+    return list(runs.values())
+
+
+def _axes(table: Table, base: Table, *, where: str) -> dict[str, list[Any]]:
+    axes: dict[str, list[Any]] = {}
+    for given, values in table.items():
+        key = _run_key(given, where)
+        listed = _as_range(values) if isinstance(values, str) else values
+        if not isinstance(listed, list) or not listed:
+            raise InputError(f"{where}: {given} is {shorten(values)}; expected a list with at least one value.")
+        if key in base:
+            raise InputError(f"{where}: {key} is both fixed and in the grid; expected it in one of them.")
+        axes[key] = listed
+    return axes
+
+
+def _run_key(key: str, where: str) -> str:
+    key = "seed" if key == "seeds" else key
+    if key not in RUN_KEYS:
+        raise InputError(unknown_key(where, key, RUN_KEYS))
+    return key
+
+
+def _as_range(text: str) -> list[int] | None:
+    """`"0:3"` is [0, 1, 2]."""
+    found = RANGE.fullmatch(text)
+    if found is None or int(found[2]) - int(found[1]) > MOST_RUNS:
+        return None
+    return list(range(int(found[1]), int(found[2])))
+
+
+# -- overrides --------------------------------------------------------------------------------------------------------
+def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> Table:
+    study = {**raw, "fixed": dict(_table(raw, "fixed")), "summary": dict(_table(raw, "summary"))}
+    grid = raw.get("grid", [])
+    if not isinstance(grid, list | Mapping) or any(not isinstance(table, Mapping) for table in grid_tables(grid)):
+        raise InputError("grid is not a table; expected [grid] or [[grid]].")
+    study["grid"] = [dict(table) for table in grid_tables(grid)]
+    for text in overrides:
+        given, equals, value = text.partition("=")
+        if not equals or not given.strip() or not value.strip():
+            raise InputError(f"the override {text!r} is not key=value; write for example seeds=0:3.")
+        _apply(study, given.strip(), value.strip())
+    return study
+
+
+def grid_tables(grid: Any) -> list[Any]:
+    return [grid] if isinstance(grid, Mapping) else list(grid)
+
+
+def _table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = raw.get(key, {})
+    if not isinstance(found, Mapping):
+        raise InputError(f"{key} is {shorten(found)}; expected a table [{key}].")
+    return found
+
+
+def _apply(study: Table, given: str, text: str) -> None:
+    if given.startswith("summary."):
+        study["summary"][given.removeprefix("summary.")] = _value(text)
+        return
+    key = _run_key(given, "override")
+    gone = {key} | next((pair for pair in EXCLUSIVE if key in pair), set()) | ({"seeds"} if key == "seed" else set())
+    for table in (study["fixed"], *study["grid"]):
+        for name in gone & table.keys():
+            del table[name]
+    listed = _as_range(text) or ([_value(part) for part in text.split(",")] if "," in text else None)
+    if listed is None:
+        study["fixed"][key] = _value(text)
+    else:
+        study["grid"] = study["grid"] or [{}]
+        for table in study["grid"]:
+            table[key] = listed
+
+
+def _value(text: str) -> Any:
+    """The value as TOML would read it; a bare word is a string."""
+    text = text.strip()
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return number(text)
