@@ -88,6 +88,8 @@ def all_orders(batches: int, *, at_most: int = 8) -> Iterator[tuple[int, ...]]:
     >>> len(list(all_orders(4)))
     24
     """
+    if batches < 1:
+        raise InputError(f"batches={batches}; expected at least one minibatch.")
     if batches > at_most:
         raise InputError(
             f"{batches} minibatches have {math.factorial(batches)} orders; expected at most {at_most} minibatches. "

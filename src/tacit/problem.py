@@ -78,6 +78,8 @@ class Problem:
             return torch.arange(self.train_size).split(batch_size)[:updates]
         assert batches is not None
         made = tuple(torch.as_tensor(batch, dtype=torch.long) for batch in batches)
+        if any(len(batch) == 0 for batch in made):
+            raise InputError(f"batches have sizes {[len(batch) for batch in made]}; expected at least one example in each.")
         seen = torch.cat(made).tolist() if made else []
         if len(set(seen)) != len(seen) or not seen or min(seen) < 0 or max(seen) >= self.train_size:
             raise InputError(
@@ -91,7 +93,7 @@ class Problem:
         batch = self.batches[0]
         with torch.no_grad():
             once, twice = self.loss(self.parameters, batch), self.loss(self.parameters, batch)
-            if once.numel() != 1:
+            if once.shape != ():
                 raise InputError(f"the loss has shape {tuple(once.shape)}; expected a scalar: use reduction='mean'.")
             if not torch.isfinite(once):
                 raise InputError(f"the loss of the first minibatch is {once.item()}; expected a finite number.")
@@ -102,7 +104,8 @@ class Problem:
                 )
             doubled = self.loss(self.parameters, torch.cat([batch, batch]))
             decay = 0.5 * self.weight_decay * _tree.squared_norm(self.parameters)
-            if torch.isclose(doubled - decay, 2 * (once - decay), rtol=1e-3) and (once - decay).abs() > 1e-12:
+            # No absolute tolerance: it would call every tiny mean a sum.
+            if torch.isclose(doubled - decay, 2 * (once - decay), rtol=1e-3, atol=0.0) and once - decay != 0:
                 raise InputError(
                     "the loss doubles when its minibatch is repeated, so it is a sum; expected a mean over examples. "
                     "Use reduction='mean'."
@@ -164,7 +167,7 @@ class Problem:
 def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(isinstance(part, Tensor) for part in dataset):
         inputs, targets = dataset
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, (tuple, list)):
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, (tuple, list, str)):
         if len(dataset) == 0:
             raise InputError("the dataset is empty; expected at least one example.")
         pairs = [dataset[index] for index in range(len(dataset))]

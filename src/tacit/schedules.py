@@ -31,6 +31,8 @@ def schedule(name: str, total_steps: int) -> Callable[[int], float]:
     >>> schedule("paper_decay", 10)(10)
     0.03125
     """
+    if total_steps < 1:
+        raise InputError(f"total_steps={total_steps}; expected at least one step.")
     if name == "constant":
         return lambda step: 1.0
     if name == "paper_decay":
