@@ -32,6 +32,8 @@ def python_blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name,code", python_blocks(), ids=lambda value: value if len(value) < 60 else "")
-def test_python_blocks_of_the_documents_run(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_of_the_documents_run(
+    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, name, "exec"), {"__name__": name})

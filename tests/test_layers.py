@@ -19,7 +19,10 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-WITHOUT_TORCH = ["tacit", "tacit.cli", "tacit.studies.spec", "tacit.studies.store", "tacit.studies.summary", "tacit.report"]
+WITHOUT_TORCH = [
+    *["tacit", "tacit.cli", "tacit.report"],
+    *["tacit.studies.spec", "tacit.studies.store", "tacit.studies.summary"],
+]
 
 
 def home(path: Path) -> str:

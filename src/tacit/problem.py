@@ -78,8 +78,9 @@ class Problem:
             return torch.arange(self.train_size).split(batch_size)[:updates]
         assert batches is not None
         made = tuple(torch.as_tensor(batch, dtype=torch.long) for batch in batches)
-        if any(len(batch) == 0 for batch in made):
-            raise InputError(f"batches have sizes {[len(batch) for batch in made]}; expected at least one example in each.")
+        sizes = [len(batch) for batch in made]
+        if 0 in sizes:
+            raise InputError(f"batches have sizes {sizes}; expected at least one example in each.")
         seen = torch.cat(made).tolist() if made else []
         if len(set(seen)) != len(seen) or not seen or min(seen) < 0 or max(seen) >= self.train_size:
             raise InputError(
@@ -167,7 +168,7 @@ class Problem:
 def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(isinstance(part, Tensor) for part in dataset):
         inputs, targets = dataset
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, (tuple, list, str)):
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, tuple | list | str):
         if len(dataset) == 0:
             raise InputError("the dataset is empty; expected at least one example.")
         pairs = [dataset[index] for index in range(len(dataset))]
