@@ -166,9 +166,10 @@ class Problem:
 
 
 def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(isinstance(part, Tensor) for part in dataset):
         inputs, targets = dataset
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, tuple | list | str):
+    elif indexed and not isinstance(dataset, (tuple, list, str)):
         if len(dataset) == 0:
             raise InputError("the dataset is empty; expected at least one example.")
         pairs = [dataset[index] for index in range(len(dataset))]
