@@ -68,7 +68,7 @@ class StudyFolder:
         except NotADirectoryError:
             raise InputError(f"{self.path} is not a folder; expected one made by `tacit run`.") from None
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError):
-            raise InputError(f"{path} is damaged; remove it and run the study again: finished fleets are kept.") from None
+            raise InputError(f"{path} is damaged; remove it and run again: finished fleets are kept.") from None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         if stored.get("hash") != study.hash:
