@@ -13,19 +13,22 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BatchSampler": "tacit.batching",
+    "FactoredSGD": "tacit.penalty",
+    "GradientPenalty": "tacit.penalty",
     "InputError": "tacit._errors",
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
 }
 _MODULES = ("batching", "convert", "schedules")
 
-__all__ = ["BatchSampler", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules"]
+__all__ = ["BatchSampler", "FactoredSGD", "GradientPenalty", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules"]
 
 if TYPE_CHECKING:
     from tacit import batching, convert, schedules
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
     from tacit.nstep import NStepSGD
+    from tacit.penalty import FactoredSGD, GradientPenalty
     from tacit.problem import Problem
 
 

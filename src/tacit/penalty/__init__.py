@@ -1,0 +1,7 @@
+"""The explicit regularizer for any PyTorch training loop."""
+
+from tacit.penalty.factored_sgd import FactoredSGD
+from tacit.penalty.gradient_penalty import GradientPenalty, PenaltyRecord
+from tacit.penalty.registry import METHODS, Method
+
+__all__ = ["METHODS", "FactoredSGD", "GradientPenalty", "Method", "PenaltyRecord"]

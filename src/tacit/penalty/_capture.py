@@ -1,0 +1,135 @@
+"""Seeing every use of a parameter inside a closure: known layers become sites, anything else is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Site
+
+
+class Capture(TorchFunctionMode):
+    """While active, calls of linear, convolution and embedding on tracked parameters are recorded as sites.
+
+    It works on functions, not modules, so a weight used through `F.linear` counts like an `nn.Linear`. A tracked
+    parameter that takes part in any other operation is listed in `elsewhere`: its gradient is not known by factors.
+    """
+
+    def __init__(self, tracked: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.tracked = {id(parameter) for parameter in tracked}
+        self.sites: list[Site] = []
+        self.elsewhere: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        make_site = _SITES.get(func)
+        if make_site is not None:
+            made = make_site(self, *args, **kwargs)
+            if made is not None:
+                return made
+        result = func(*args, **kwargs)
+        for tensor in _tensors((args, kwargs)):
+            if id(tensor) in self.tracked and any(made.requires_grad for made in _tensors(result)):
+                self.elsewhere.add(id(tensor))
+        return result
+
+    def record(self, site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self.sites.append(site)
+        device = weight.device.type
+        if torch.is_autocast_enabled(device) and not isinstance(site, EmbeddingSite):
+            dtype = torch.get_autocast_dtype(device)
+            inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        return site.apply(inputs, weight, bias)
+
+    def knows(self, weight: Any, bias: Any) -> bool:
+        """Whether this call is on a tracked weight with, if any, a tracked or constant bias."""
+        if id(weight) not in self.tracked:
+            return False
+        return bias is None or id(bias) in self.tracked or not bias.requires_grad
+
+
+def _linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if not capture.knows(weight, bias):
+        return None
+    return capture.record(LinearSite(weight, bias), input, weight, bias)
+
+
+def _convolution(dimensions: int) -> Callable[..., Tensor | None]:
+    def convolution(
+        capture: Capture,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor | None:
+        batched = input.dim() == dimensions + 2
+        if not capture.knows(weight, bias) or isinstance(padding, str) or not batched:
+            return None
+
+        def spread(value: Any) -> list[int]:
+            return [int(value)] * dimensions if isinstance(value, int) else [int(entry) for entry in value]
+
+        settings = (spread(stride), spread(padding), spread(dilation), groups)
+        return capture.record(ConvolutionSite(weight, bias, settings), input, weight, bias)
+
+    return convolution
+
+
+def _embedding(
+    capture: Capture,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    if not capture.knows(weight, None) or max_norm is not None or scale_grad_by_freq or sparse:
+        return None
+    return capture.record(EmbeddingSite(weight, padding_idx), input, weight, None)
+
+
+_SITES: dict[Any, Callable[..., Tensor | None]] = {
+    F.linear: _linear,
+    F.conv1d: _convolution(1),
+    F.conv2d: _convolution(2),
+    F.conv3d: _convolution(3),
+    F.embedding: _embedding,
+}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _tensors(entry)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def leaf_uses(root: Tensor) -> dict[Tensor, int]:
+    """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
+    counts: dict[Tensor, int] = {}
+    seen, waiting = set(), [root.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for child, _ in node.next_functions:
+            if child is not None and hasattr(child, "variable"):
+                counts[child.variable] = counts.get(child.variable, 0) + 1
+            elif child is not None:
+                waiting.append(child)
+    return counts

@@ -1,0 +1,214 @@
+"""Layers whose weight gradient is known by its factors, so that it need not be formed inside the graph.
+
+A linear layer with input rows X and output-gradient rows D has the weight gradient G = DᵀX. While the penalty's graph is
+built, a `Site` keeps X and D instead of G. When the whole objective is differentiated, the layer's weight receives two
+contributions at once: (X, S) from the forward pass and (T, D) from the backward pass, one product of stacked rows:
+
+    ∇_W (Ĉ + (λ/4)‖∇Ĉ‖²) = [S; D]ᵀ [X; T]
+
+Convolutions have the same shape with the convolution's own weight gradient in place of the matrix product.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Site(ABC):
+    """One call of one layer inside a closure: its facts, and what the passes leave behind.
+
+    `inputs` (X) and `output_gradient` (D) are set by the inner pass. `tangents` (T) is set when the inner pass's input
+    gradient is differentiated, always before the layer's own outer pass: autograd runs later nodes first.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.inner = True
+        self.weight_by_autograd = self.bias_by_autograd = False
+        self.keep_factors = False
+        self.inputs: Tensor | None = None
+        self.output_gradient: Tensor | None = None
+        self.tangents: Tensor | None = None
+        self.factors: tuple[Tensor, Tensor] | None = None
+
+    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _Layer.apply(inputs, weight, bias, self)
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output; bilinear in (inputs, weight) when there is no bias."""
+
+    @abstractmethod
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        """Bilinear in (output gradient, weight); `like` only gives the shape."""
+
+    @abstractmethod
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        """G, bilinear in (inputs, output gradient)."""
+
+    @abstractmethod
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        """The sum of the output gradient over everything but the output's features."""
+
+    def pull_back(
+        self, inputs: Tensor, output_gradient: Tensor, cotangent: Tensor, *, wants: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The gradients of ⟨V, G(X, D)⟩ with respect to X and D: the layer itself with V for its weight."""
+        to_inputs = self.input_gradient(output_gradient, cotangent, inputs) if wants[0] else None
+        to_gradient = self.forward(inputs, cotangent, None) if wants[1] else None
+        return to_inputs, to_gradient
+
+    def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
+        """SᵀX, plus DᵀT when the penalty's graph passed through this layer."""
+        gradient = self.weight_gradient(inputs, output_gradient)
+        if self.tangents is not None:
+            assert self.output_gradient is not None
+            gradient = gradient + self.weight_gradient(self.tangents, self.output_gradient.detach())
+        return gradient
+
+
+class LinearSite(Site):
+    """z = x Wᵀ + b on the last axis; every other axis counts as rows."""
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(inputs, weight, bias)
+
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        return output_gradient @ weight
+
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        return rows(output_gradient).T @ rows(inputs)
+
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        return rows(output_gradient).sum(0)
+
+    def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
+        left, right = rows(output_gradient), rows(inputs)
+        if self.tangents is not None:
+            assert self.output_gradient is not None
+            left = torch.cat([left, rows(self.output_gradient.detach())])
+            right = torch.cat([right, rows(self.tangents)])
+        if self.keep_factors:
+            self.factors = (left, right)
+            return None
+        return left.T @ right
+
+
+class ConvolutionSite(Site):
+    """A 1-, 2- or 3-dimensional convolution with numeric padding."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, settings: tuple[list[int], list[int], list[int], int]
+    ) -> None:
+        super().__init__(weight, bias)
+        self.stride, self.padding, self.dilation, self.groups = settings
+        self.no_output_padding = [0] * len(self.stride)
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.aten.convolution(
+            inputs, weight, bias, self.stride, self.padding, self.dilation, False, self.no_output_padding, self.groups
+        )
+
+    def _backward(self, output_gradient: Tensor, inputs: Tensor, weight: Tensor, which: list[bool]) -> Any:
+        return torch.ops.aten.convolution_backward(
+            output_gradient, inputs, weight, None, self.stride, self.padding, self.dilation, False,
+            self.no_output_padding, self.groups, which,
+        )  # fmt: skip
+
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        return self._backward(output_gradient, like, weight, [True, False, False])[0]
+
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        weight = self.weight.detach().to(inputs.dtype)  # only its shape is used
+        return self._backward(output_gradient, inputs, weight, [False, True, False])[1]
+
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        return output_gradient.sum(dim=[axis for axis in range(output_gradient.dim()) if axis != 1])
+
+
+class EmbeddingSite(Site):
+    """z = W[indices]: the input rows are one-hot, so the weight gradient is a sum of rows by index."""
+
+    def __init__(self, weight: Tensor, padding_index: int | None) -> None:
+        super().__init__(weight, None)
+        if padding_index is not None and padding_index < 0:
+            padding_index += weight.shape[0]
+        self.padding_index = padding_index
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.embedding(inputs, weight, self.padding_index)
+
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        padding = -1 if self.padding_index is None else self.padding_index
+        return torch.ops.aten.embedding_dense_backward(output_gradient, inputs, self.weight.shape[0], padding, False)
+
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        raise AssertionError("indices have no gradient")
+
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        raise AssertionError("an embedding has no bias")
+
+    def pull_back(
+        self, inputs: Tensor, output_gradient: Tensor, cotangent: Tensor, *, wants: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        picked = F.embedding(inputs, cotangent)
+        if self.padding_index is not None:  # those rows never enter the weight's gradient
+            picked = picked.masked_fill((inputs == self.padding_index).unsqueeze(-1), 0.0)
+        return None, picked
+
+
+class _Layer(torch.autograd.Function):
+    """The layer itself. Its first differentiation (the inner pass) records D; its second (the outer pass) uses it."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, site: Site) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.site = site
+        return site.forward(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        inputs, weight = ctx.saved_tensors
+        site: Site = ctx.site
+        wants_inputs, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        input_gradient = weight_gradient = bias_gradient = None
+        if wants_inputs:
+            input_gradient = _InputGradient.apply(output_gradient, weight, inputs, site)
+        if site.inner:
+            site.inputs, site.output_gradient = inputs, output_gradient
+            # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
+            if site.weight_by_autograd and wants_weight:
+                weight_gradient = site.weight_gradient(inputs, output_gradient)
+            if site.bias_by_autograd and wants_bias:
+                bias_gradient = site.bias_gradient(output_gradient)
+        else:
+            if wants_weight:
+                weight_gradient = site.final_weight_gradient(inputs, output_gradient)
+            if wants_bias:
+                bias_gradient = site.bias_gradient(output_gradient)
+        return input_gradient, weight_gradient, bias_gradient, None
+
+
+class _InputGradient(torch.autograd.Function):
+    """The layer's input gradient, D ↦ D W, itself differentiable: T ↦ T Wᵀ, leaving T for the weight's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, site: Site) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.site = site
+        return site.input_gradient(output_gradient, weight, inputs.detach())
+
+    @staticmethod
+    def backward(ctx: Any, tangents: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        ctx.site.tangents = tangents
+        return ctx.site.forward(tangents, weight, None), None, None, None
+
+
+def rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])

@@ -1,0 +1,106 @@
+"""‖G‖² of a layer's weight gradient G from its factors, differentiable once, in the cheaper of two forms.
+
+Gram form, for linear layers with few rows:  ‖DᵀX‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (DDᵀ)ᵢⱼ;  a bias adds 1 to XXᵀ.
+Direct form, for everything else:            G = Σ over uses of the layer's own weight gradient, then ‖G‖².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.penalty._sites import LinearSite, Site, rows
+
+
+def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
+    """‖G‖² for one weight over all its uses; `with_bias` adds ‖b̄‖², in the Gram form only."""
+    if uses_gram(sites):
+        return _gram_norm(sites, with_bias)
+    return _direct_norm(sites)
+
+
+def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
+    """‖b̄‖² for one bias over all its uses: few enough numbers for ordinary autograd."""
+    gradients = [site.bias_gradient(_wide(_output_gradient(site))) for site in sites]
+    return torch.stack(gradients).sum(0).square().sum()
+
+
+def uses_gram(sites: Sequence[Site]) -> bool:
+    """Whether the Gram form needs fewer multiplications: 2 r²(n+p) against 3 r n p, with r rows in all."""
+    if not all(isinstance(site, LinearSite) for site in sites):
+        return False
+    fan_out, fan_in = sites[0].weight.shape
+    count = sum(_output_gradient(site).numel() // fan_out for site in sites)
+    return 2 * count * (fan_in + fan_out) <= 3 * fan_in * fan_out
+
+
+def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
+    inputs = [rows(_inputs(site)) for site in sites]
+    gradients = [rows(_output_gradient(site)) for site in sites]
+    if len(sites) == 1:
+        return _GramNorm.apply(_wide(inputs[0]), _wide(gradients[0]), with_bias)
+    return _GramNorm.apply(_wide(torch.cat(inputs)), _wide(torch.cat(gradients)), with_bias)
+
+
+def _direct_norm(sites: Sequence[Site]) -> Tensor:
+    flat = [tensor for site in sites for tensor in (_wide(_inputs(site)), _wide(_output_gradient(site)))]
+    return _DirectNorm.apply(list(sites), *flat)
+
+
+class _GramNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, gradients: Tensor, with_bias: bool) -> Tensor:
+        input_gram, gradient_gram = inputs @ inputs.T, gradients @ gradients.T
+        if with_bias:
+            input_gram += 1
+        ctx.save_for_backward(inputs, gradients, input_gram, gradient_gram)
+        return torch.dot(input_gram.reshape(-1), gradient_gram.reshape(-1))
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        inputs, gradients, input_gram, gradient_gram = ctx.saved_tensors
+        twice = 2 * cotangent
+        to_inputs = twice * (gradient_gram @ inputs) if ctx.needs_input_grad[0] else None
+        to_gradients = twice * (input_gram @ gradients) if ctx.needs_input_grad[1] else None
+        return to_inputs, to_gradients, None
+
+
+class _DirectNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sites: list[Site], *flat: Tensor) -> Tensor:
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        weight_gradient = sites[0].weight_gradient(*pairs[0])
+        for site, pair in zip(sites[1:], pairs[1:], strict=True):
+            weight_gradient = weight_gradient + site.weight_gradient(*pair)
+        ctx.save_for_backward(weight_gradient, *flat)
+        ctx.sites = sites
+        return weight_gradient.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        weight_gradient, *flat = ctx.saved_tensors
+        pulled = 2 * cotangent * weight_gradient  # V; ⟨V, G⟩ is bilinear in (X, D)
+        results: list[Tensor | None] = [None]
+        for number, site in enumerate(ctx.sites):
+            inputs, gradients = flat[2 * number], flat[2 * number + 1]
+            wants = ctx.needs_input_grad[1 + 2 * number : 3 + 2 * number]
+            results += site.pull_back(inputs, gradients, pulled, wants=wants)
+        return tuple(results)
+
+
+def _inputs(site: Site) -> Tensor:
+    assert site.inputs is not None
+    return site.inputs
+
+
+def _output_gradient(site: Site) -> Tensor:
+    assert site.output_gradient is not None
+    return site.output_gradient
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Half-precision factors are squared and summed in float32: a sum of squares in float16 overflows at 256²."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,103 @@
+"""Curvature times gradient from two gradients: what `finite_difference` and `ascent` have in common.
+
+    H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s
+
+The two methods differ only in s. The error is estimated by halving s: with a leading error of first order (or of second
+order, for central differences) the difference of the two estimates is at least half the error of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tacit._tree import total
+from tacit.penalty._capture import leaf_uses
+from tacit.penalty._state import RandomState, moved, second_pass
+from tacit.penalty._task import Closure, Outcome, Task
+
+
+class Views:
+    """First-pass gradients of one or two closures, and gradients at moved parameters on request."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.parameters = list(task.parameters.values())
+        self.starts: list[RandomState] = []
+        self.losses: list[Tensor] = []
+        for closure in task.closures:
+            self.starts.append(RandomState.now(task.model, task.generators))
+            self.losses.append(task.loss(closure))
+        leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
+        self.leaves: list[Tensor] = list(leaves.values())
+        self.gradients = [self._gradient(loss) for loss in self.losses]
+        positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        # The norm's direction: parameters that the loss does not reach stay where they are.
+        self.reached = [parameter for parameter in self.parameters if id(parameter) in positions]
+        self.directions = [[g[positions[id(parameter)]] for parameter in self.reached] for g in self.gradients]
+
+    def _gradient(self, loss: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
+        return [
+            torch.zeros_like(leaf) if gradient is None else gradient / self.task.scale
+            for gradient, leaf in zip(found, self.leaves, strict=True)
+        ]
+
+    def loss(self) -> Tensor:
+        return torch.stack([loss.detach() for loss in self.losses]).mean()
+
+    def inner_product(self) -> Tensor:
+        """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view."""
+        return total((a * b).sum() for a, b in zip(self.directions[0], self.directions[-1], strict=True))
+
+    def direction_norms(self) -> list[float]:
+        return [float(total(part.square().sum() for part in direction).sqrt()) for direction in self.directions]
+
+    def curvature_products(self, distances: Sequence[float], *, central: bool) -> list[Tensor]:
+        """H g for one view; ½(Hᵃgᵇ + Hᵇgᵃ) for two; each along the other view's gradient, moved by distance · g."""
+        products: list[list[Tensor]] = []
+        for number, closure in enumerate(self.task.closures):
+            other = (number + 1) % len(self.task.closures)
+            ahead = self._gradient_at(closure, number, other, distances[other])
+            behind = self._gradient_at(closure, number, other, -distances[other]) if central else self.gradients[number]
+            width = 2 * distances[other] if central else distances[other]
+            products.append([(a - b) / width for a, b in zip(ahead, behind, strict=True)])
+        return [sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)]
+
+    def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
+        task = self.task
+        with second_pass(task.model, self.starts[number], task.generators):
+            with moved(self.reached, self.directions[other], distance):
+                return self._gradient(task.loss(closure))
+
+    def finish(self, products: Sequence[Tensor]) -> None:
+        """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks on parameters fire."""
+        factor = self.task.weight * self.task.scale
+        means = [sum(parts[1:], parts[0]) / len(parts) for parts in zip(*self.gradients, strict=True)]
+        results = [factor * (g + self.task.strength / 2 * hg) for g, hg in zip(means, products, strict=True)]
+        torch.autograd.backward(self.leaves, results)
+
+
+def estimate(task: Task, distances_of: object, *, central: bool) -> Outcome:
+    """One step with distances from `distances_of(views)`, with the error estimated when `options['check']` is set."""
+    views = Views(task)
+    norm = views.inner_product()
+    if min(views.direction_norms(), default=0.0) == 0.0:  # a stationary point: nothing to penalise, no direction
+        views.finish([torch.zeros_like(leaf) for leaf in views.leaves])
+        return Outcome(views.loss(), norm, 0.0)
+    distances: list[float] = distances_of(views)  # type: ignore[operator]
+    products = views.curvature_products(distances, central=central)
+    error = None
+    if task.options.get("check"):
+        halved = views.curvature_products([distance / 2 for distance in distances], central=central)
+        apart = float(total((a - b).square().sum() for a, b in zip(products, halved, strict=True)).sqrt())
+        size = float(total(part.square().sum() for part in halved).sqrt())
+        error = 3 * apart / size if size > 0 else 0.0  # 2 to leading order; 3 leaves room for the next
+    views.finish(products)
+    return Outcome(views.loss(), norm, error)
+
+
+def parameter_norm(parameters: Sequence[nn.Parameter]) -> float:
+    return float(total(parameter.detach().square().sum() for parameter in parameters).sqrt())

@@ -1,0 +1,76 @@
+"""`FactoredSGD`: plain SGD on the penalised loss that never forms the weight gradient of a linear layer.
+
+    W ← (1 − εμ) W − ε [S; D]ᵀ [X; T]
+
+One in-place matrix product per layer and step: no gradient buffer is written or read, which is what a wide layer at a
+small batch size waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit.penalty import gram
+from tacit.penalty._task import Outcome, Task
+from tacit.penalty.gradient_penalty import _check_strength, _penalised_parameters
+
+
+class FactoredSGD(torch.optim.Optimizer):
+    """SGD with learning rate ε on Ĉ + (λ/4)‖∇Ĉ‖², exact, with weight decay μ and without momentum.
+
+    `step(closure)` runs forward, backward and the update; the closure computes the loss and does not call backward.
+    Weights of linear layers are updated from their factors and have no `.grad`; all other parameters (convolutions,
+    embeddings, norms, weights that are also used elsewhere) ride along with an ordinary gradient. `lr`, `weight_decay`
+    and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
+    optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
+
+    As in `torch.optim.SGD`, weight decay acts on the update and is not part of the penalised norm.
+
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
+    >>> inputs, targets = torch.ones(4, 2), torch.zeros(4, 1)
+    >>> loss = optimizer.step(lambda: nn.functional.mse_loss(model(inputs), targets))
+    """
+
+    def __init__(self, model: nn.Module, lr: float, *, strength: float = 0.0, weight_decay: float = 0.0) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise InputError(f"{name}={value!r}; expected a finite number that is not negative.")
+        _check_strength(strength)
+        self.model = model
+        self.named = _penalised_parameters(model, ())
+        self.last: Outcome | None = None
+        super().__init__(
+            list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
+        )
+
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        """One update; returns the minibatch loss Ĉ before it, detached."""
+        if closure is None:
+            raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
+        group: dict[str, Any] = self.param_groups[0]
+        self.zero_grad(set_to_none=True)
+        task = Task(self.model, self.named, (closure,), strength=group["strength"])
+        outcome, sites = gram.run(task, keep_factors=True)
+        shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
+        by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
+        for site in sites:
+            if site.factors is not None:
+                by_weight.setdefault(id(site.weight), (site.weight, []))[1].append(site.factors)
+        with torch.no_grad():
+            for weight, pairs in by_weight.values():
+                left, right = (torch.cat(parts) if len(pairs) > 1 else parts[0] for parts in zip(*pairs, strict=True))
+                weight.addmm_(left.T.to(weight.dtype), right.to(weight.dtype), beta=shrink, alpha=-rate)
+            for parameter in self.named.values():
+                if parameter.grad is not None:
+                    if shrink != 1:
+                        parameter.mul_(shrink)
+                    parameter.add_(parameter.grad, alpha=-rate)
+        self.last = outcome
+        return outcome.loss

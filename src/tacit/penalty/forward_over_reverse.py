@@ -1,0 +1,68 @@
+"""Curvature times gradient as the directional derivative of the gradient, by `torch.func`.
+
+    H g = d/ds ∇Ĉ(ω + s g) at s = 0,   `jvp(grad(Ĉ), (ω,), (g,))`
+
+Exact, with no second backward pass: for models whose backward is awkward to differentiate but whose operations have
+forward derivatives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+
+from tacit._errors import InputError
+from tacit.penalty._state import second_pass
+from tacit.penalty._task import Closure, Outcome, Task, second_derivatives
+from tacit.penalty._two_pass import Views
+
+
+class _Closed(nn.Module):
+    """A closure as a module around its model, so that `functional_call` can put other tensors in."""
+
+    def __init__(self, model: nn.Module, closure: Closure) -> None:
+        super().__init__()
+        self.model, self.closure = model, closure
+
+    def forward(self) -> Tensor:
+        return self.closure()
+
+
+def backward(task: Task) -> Outcome:
+    """Exact; one plain gradient and one forward-mode derivative of it."""
+    views = Views(task)
+    names = {id(parameter): name for name, parameter in task.model.named_parameters()}
+    strangers = [tuple(leaf.shape) for leaf in views.leaves if id(leaf) not in names]
+    if strangers:
+        raise InputError(
+            f"the loss depends on {len(strangers)} trainable tensor(s) outside the model, of shape {strangers[0]}; "
+            "forward_over_reverse sees the model's own only. Use method='gram' or 'double_backward'."
+        )
+    products = []
+    for number, closure in enumerate(task.closures):
+        direction = views.directions[(number + 1) % len(task.closures)]
+        moving = {id(parameter): part for parameter, part in zip(views.reached, direction, strict=True)}
+        point = {f"model.{names[id(leaf)]}": leaf.detach() for leaf in views.leaves}
+        tangent = {
+            f"model.{names[id(leaf)]}": moving.get(id(leaf), torch.zeros_like(leaf)).detach() for leaf in views.leaves
+        }
+        products.append(_directional_derivative(task, views, number, closure, point, tangent))
+    mean = [sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)]
+    views.finish(mean)
+    return Outcome(views.loss(), views.inner_product())
+
+
+def _directional_derivative(
+    task: Task, views: Views, number: int, closure: Closure, point: dict[str, Tensor], tangent: dict[str, Tensor]
+) -> list[Tensor]:
+    closed = _Closed(task.model, closure)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        # Batch norm writes its statistics in place, which must not land on the model's own buffers.
+        buffers = {f"model.{name}": buffer.clone() for name, buffer in task.model.named_buffers()}
+        return functional_call(closed, {**parameters, **buffers}, ()).reshape(())
+
+    with second_derivatives(), second_pass(task.model, views.starts[number], task.generators):
+        _, derivative = jvp(grad(loss), (point,), (tangent,))
+    return [derivative[name] for name in point]

@@ -1,0 +1,254 @@
+"""`GradientPenalty`: the explicit regularizer as one changed line in any PyTorch training loop."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit._random import generator as named_generator
+from tacit.penalty import gram
+from tacit.penalty._task import Outcome, Task
+from tacit.penalty.registry import choose
+
+Strength = float | Callable[[int], float]
+_log = logging.getLogger("tacit")
+
+
+@dataclass(frozen=True)
+class PenaltyRecord:
+    """What one call of `GradientPenalty.backward` saw; the penalty is (λ/4)‖∇Ĉ‖² with λ the strength applied.
+
+    `gradient_squared_norm` is None on steps without a penalty. `error` is the estimated relative error of the
+    penalty's part of the gradient, for approximate methods, from the last step that checked it.
+    """
+
+    loss: Tensor
+    strength: float
+    method: str
+    gradient_squared_norm: Tensor | None = None
+    error: float | None = None
+
+    @property
+    def penalty(self) -> Tensor:
+        if self.gradient_squared_norm is None:
+            return torch.zeros_like(self.loss)
+        return self.strength / 4 * self.gradient_squared_norm
+
+
+class GradientPenalty:
+    """Backward passes of Ĉ + (λ/4)‖∇Ĉ‖² in place of Ĉ: the modified loss of SGD, minibatch by minibatch.
+
+    C_mod(ω) = C(ω) + λ C_reg(ω) = (1/m) Σₖ ( Ĉₖ + (λ/4)‖∇Ĉₖ‖² )                               (section 2.3)
+
+    `strength` is λ in the paper's units: λ = ε is what SGD with learning rate ε does by itself, and SGD with rate ε
+    on C_mod follows C + (λ+ε) C_reg. It is a number or a function of the step, and never follows the learning rate by
+    itself. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
+
+    - `method`: `auto`, `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`.
+    - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`.
+    - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
+    - `exclude`: names or patterns of parameters left out of the norm; they still receive its gradient.
+    - `central`, `check_every`: for approximate methods; the error is estimated on every `check_every`-th step.
+    - `generators`: generators of your own that the closure draws from, for methods that call it twice.
+
+    >>> model = nn.Linear(2, 1)
+    >>> penalty = GradientPenalty(model, strength=2**-6)
+    >>> inputs, targets = torch.ones(4, 2), torch.zeros(4, 1)
+    >>> loss = penalty.backward(lambda: nn.functional.mse_loss(model(inputs), targets))
+    >>> bool(penalty.last.penalty == 2**-6 / 4 * penalty.last.gradient_squared_norm)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: Strength,
+        *,
+        method: str = "auto",
+        micro_batch_size: int | None = None,
+        every: int = 1,
+        probability: float | None = None,
+        seed: int = 0,
+        exclude: Iterable[str] = (),
+        central: bool = False,
+        check_every: int = 100,
+        generators: Iterable[torch.Generator] = (),
+    ) -> None:
+        self.method = choose(method).name
+        self.model = model
+        self.parameters = _penalised_parameters(model, exclude)
+        _check_strength(strength)
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise InputError(f"micro_batch_size={micro_batch_size}; expected at least 1.")
+        if every < 1:
+            raise InputError(f"every={every}; expected at least 1.")
+        if probability is not None and not 0 < probability <= 1:
+            raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
+        if probability is not None and every != 1:
+            raise InputError(f"every={every} and probability={probability}; expected at most one of the two.")
+        self.strength, self.micro_batch_size, self.every, self.probability = strength, micro_batch_size, every, probability
+        self.central, self.check_every, self.generators = central, check_every, tuple(generators)
+        self.steps = 0
+        self.last: PenaltyRecord | None = None
+        self._coin = named_generator(seed, "probe")
+        self._error: float | None = None
+        if method == "auto":
+            _log.info("GradientPenalty: method auto is %s", self.method)
+
+    def backward(
+        self,
+        closure: Callable[..., Tensor],
+        *batch: Tensor,
+        second_view: Callable[[], Tensor] | None = None,
+        weight: float = 1.0,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Tensor:
+        """Adds weight · ∇(Ĉ + (λ/4)‖∇Ĉ‖²) to `.grad`, as `backward` would, and returns Ĉ, detached.
+
+        `closure` computes the mean loss of the minibatch, without calling backward. Given `batch` tensors it is called
+        with them, or with equal slices of them along the first axis when there is a `micro_batch_size`.
+
+        `second_view` computes the loss of the same minibatch under an independent augmentation. The objective is then
+        ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩, an unbiased estimate of the penalty on the augmentation-averaged gradient, which
+        is what SGD itself regularizes; the squared norm of one augmented gradient has its variance on top.
+
+        Accumulating over k calls: return the unscaled mean loss each time and pass `weight=1/k`; dividing the loss
+        itself would divide the penalty by k². With a GradScaler pass it as `scaler`: gradients come out scaled as after
+        `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
+        """
+        strength = self._strength_now()
+        check = self.steps % self.check_every == 0 if self.check_every else False
+        scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+        pieces = self._micro_batches(batch)
+        if second_view is not None and batch:
+            raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
+        outcomes = []
+        for piece in pieces:
+            first = (lambda piece=piece: closure(*piece)) if batch else closure
+            task = Task(
+                model=self.model,
+                parameters=self.parameters,
+                closures=(first,) if second_view is None else (first, second_view),
+                strength=strength,
+                weight=weight / len(pieces),
+                scale=scale,
+                generators=self.generators,
+                options={"central": self.central, "check": check},
+            )
+            outcomes.append(_plain(task) if strength == 0 else choose(self.method).backward(task))
+        self.steps += 1
+        return self._record(outcomes, strength)
+
+    def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
+        """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
+        return gram.plan(Task(self.model, self.parameters, (closure,), strength=1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step count and the state of the coin for `probability`: what a resumed run needs."""
+        return {"steps": self.steps, "coin": self._coin.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+        self._coin.set_state(state["coin"])
+
+    def _strength_now(self) -> float:
+        """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others."""
+        strength = self.strength(self.steps) if callable(self.strength) else self.strength
+        _check_strength(strength)
+        if self.probability is not None:
+            heads = torch.rand((), generator=self._coin).item() < self.probability
+            return strength / self.probability if heads else 0.0
+        return strength * self.every if self.steps % self.every == 0 else 0.0
+
+    def _micro_batches(self, batch: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        size = self.micro_batch_size
+        if size is None:
+            return [batch]
+        if not batch:
+            raise InputError(
+                f"micro_batch_size={size} but backward got no batch; "
+                "expected backward(closure, inputs, targets) with a closure of two arguments."
+            )
+        lengths = {len(tensor) for tensor in batch}
+        if len(lengths) != 1:
+            raise InputError(f"the batch tensors have lengths {sorted(lengths)}; expected one length.")
+        length = lengths.pop()
+        if length == 0:
+            raise InputError("the batch is empty; expected at least one example.")
+        if length % size:
+            remedy = f"Use a divisor of {length}." if size < length else f"Use at most {length}."
+            raise InputError(f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}")
+        return list(zip(*[tensor.split(size) for tensor in batch], strict=True))
+
+    def _record(self, outcomes: list[Outcome], strength: float) -> Tensor:
+        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
+        if strength == 0:
+            self.last = PenaltyRecord(loss, strength, self.method)
+            return loss
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if errors:
+            self._error = max(errors)
+            if self._error > 0.1:  # a tenth of the penalty's part: more than the choice of λ is usually known to
+                warnings.warn(
+                    f"method={self.method!r}: the penalty's gradient has an estimated relative error of "
+                    f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
+                    stacklevel=3,
+                )
+        norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
+        self.last = PenaltyRecord(loss, strength, self.method, norm, self._error)
+        return loss
+
+
+def _plain(task: Task) -> Outcome:
+    """Strength 0: bitwise what `loss.backward()` does."""
+    losses = [task.loss(closure) for closure in task.closures]
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    factor = task.weight * task.scale
+    (loss if factor == 1.0 else factor * loss).backward()
+    return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
+
+
+def _check_strength(strength: Any) -> None:
+    if callable(strength):
+        return
+    if isinstance(strength, bool) or not isinstance(strength, (int, float)):
+        raise InputError(f"strength={strength!r}; expected a number or a function of the step.")
+    if not math.isfinite(strength) or strength < 0:
+        raise InputError(f"strength={strength}; expected a finite number that is not negative.")
+
+
+def _penalised_parameters(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.Parameter]:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trainable:
+        raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
+    sharded = [name for name, parameter in trainable.items() if type(parameter.data).__name__ == "DTensor"]
+    if sharded:
+        raise InputError(
+            f"parameter {sharded[0]!r} is sharded (FSDP); the penalty needs whole parameters. "
+            "Use DistributedDataParallel."
+        )
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    left_out: set[str] = set()
+    for pattern in patterns:
+        matched = set(fnmatch.filter(trainable, pattern))
+        if not matched:
+            raise InputError(
+                f"exclude={pattern!r} matches no trainable parameter; expected a name or pattern among "
+                f"{', '.join(list(trainable)[:6])}{', …' if len(trainable) > 6 else ''}."
+            )
+        left_out |= matched
+    kept = {name: parameter for name, parameter in trainable.items() if name not in left_out}
+    if not kept:
+        raise InputError(f"exclude={patterns} leaves no parameter in the norm; expected at least one.")
+    return kept

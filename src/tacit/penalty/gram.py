@@ -1,0 +1,160 @@
+"""The exact penalty from layer factors: no weight gradient of a linear layer is formed inside the graph.
+
+1. The closure runs once; linear, convolution and embedding calls become sites (`_capture`).
+2. The inner pass asks for the gradient once; sites record input rows X and output-gradient rows D (`_sites`).
+3. R = ‖∇Ĉ‖² is added up from the factors, in the Gram or the direct form, whichever is cheaper (`_squared_norms`);
+   every other parameter (norms, scalars, bare ones) contributes its own gradient.
+4. Ĉ + (λ/4) R is differentiated once.
+
+Six matrix products per linear layer in the Gram form, nine in the direct form; a plain gradient has three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit._tree import total
+from tacit.penalty._capture import Capture, leaf_uses
+from tacit.penalty._sites import LinearSite, Site
+from tacit.penalty._squared_norms import bias_squared_norm, uses_gram, weight_squared_norm
+from tacit.penalty._task import Closure, Outcome, Task, second_derivatives
+
+
+@dataclass
+class View:
+    """One closure's loss with everything the inner pass left behind: sites, and gradients of all other parameters."""
+
+    loss: Tensor
+    sites: list[Site]
+    others: dict[int, Tensor]  # id(parameter) → differentiable gradient
+
+
+def backward(task: Task) -> Outcome:
+    """Exact; the cheapest exact way for models of linear layers, and never dearer than double backward by much."""
+    outcome, _ = run(task, keep_factors=False)
+    return outcome
+
+
+def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
+    """`backward`; with `keep_factors` linear weights get no `.grad` but leave their factors on the returned sites."""
+    device = next(iter(task.parameters.values())).device.type
+    views = [_capture(task, closure) for closure in task.closures]
+    parameters = list(task.parameters.values())
+    with second_derivatives(), torch.autocast(device, enabled=False):
+        norm = torch.zeros_like(views[0].loss)
+        if task.strength:  # without a penalty one backward pass is enough, and sites need no D
+            for view in views:
+                _inner_pass(view, parameters, task.scale)
+            norm = _inner_product(views, parameters) / task.scale**2
+        loss = torch.stack([view.loss for view in views]).mean()
+        sites = [site for view in views for site in view.sites]
+        factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
+        for site in sites:
+            site.inner = False
+        for site in factored:
+            site.keep_factors = True
+        (task.weight * task.scale * (loss + task.strength / 4 * norm)).backward()
+    return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
+
+
+def plan(task: Task) -> dict[str, str]:
+    """How each parameter's part of ‖∇Ĉ‖² is computed: `gram`, `factors` (direct) or `gradient`; runs the closure."""
+    device = next(iter(task.parameters.values())).device.type
+    view = _capture(task, task.closures[0])
+    with second_derivatives(), torch.autocast(device, enabled=False):
+        _inner_pass(view, list(task.parameters.values()), task.scale)
+    made = {}
+    for name, parameter in task.parameters.items():
+        reached = [site for site in view.sites if site.output_gradient is not None]
+        sites = [site for site in reached if site.weight is parameter]
+        of_bias = [site for site in reached if site.bias is parameter]
+        if id(parameter) in view.others or not (sites or of_bias):
+            made[name] = "gradient"
+        else:
+            made[name] = "gram" if sites and uses_gram(sites) else "factors"
+    return made
+
+
+def _capture(task: Task, closure: Closure) -> View:
+    trainable = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    capture = Capture(trainable)
+    with capture:
+        loss = task.loss(closure)
+    _settle(capture, loss)
+    return View(loss, capture.sites, {})
+
+
+def _settle(capture: Capture, loss: Tensor) -> None:
+    """Parameters used anywhere but at sites get ordinary gradients.
+
+    The capture sees torch functions; the graph also shows uses inside custom autograd functions, as extra edges.
+    """
+    edges = leaf_uses(loss)
+    uses: dict[int, int] = {}
+    for site in capture.sites:
+        for parameter in (site.weight, site.bias):
+            if parameter is not None:
+                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    hidden = {id(leaf) for leaf, count in edges.items() if count != uses.get(id(leaf), count)}
+    by_autograd = capture.elsewhere | hidden
+    for site in capture.sites:
+        site.weight_by_autograd = id(site.weight) in by_autograd
+        site.bias_by_autograd = site.bias is not None and id(site.bias) in by_autograd
+
+
+def _inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> None:
+    """One backward pass that fills the sites and returns differentiable gradients for all other parameters."""
+    asked = [parameter for parameter in {id(p): p for p in [*parameters, *_site_parameters(view)]}.values()]
+    gradients = torch.autograd.grad(scale * view.loss, asked, create_graph=True, allow_unused=True)
+    for parameter, gradient in zip(asked, gradients, strict=True):
+        if gradient is not None:
+            view.others[id(parameter)] = gradient
+
+
+def _site_parameters(view: View) -> list[Tensor]:
+    """Weights outside the norm are asked for too: their layers must be passed to reach the ones below."""
+    return [site.weight for site in view.sites if site.weight.requires_grad]
+
+
+def _inner_product(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """⟨∇Ĉᵃ, ∇Ĉᵇ⟩ over the parameters; ‖∇Ĉ‖² for one view.
+
+    Two views: ½(‖a+b‖² − ‖a‖² − ‖b‖²), because uses of a weight add up whichever view they come from.
+    """
+    if len(views) == 1:
+        return _squared_norm(views, parameters)
+    both, *each = [_squared_norm(chosen, parameters) for chosen in (views, views[:1], views[1:])]
+    return 0.5 * (both - each[0] - each[1])
+
+
+def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> Tensor:
+    wanted = {id(parameter) for parameter in parameters}
+    by_weight: dict[int, list[Site]] = {}
+    by_bias: dict[int, list[Site]] = {}
+    for view in views:
+        for site in (site for site in view.sites if site.output_gradient is not None):
+            if id(site.weight) in wanted and not site.weight_by_autograd:
+                by_weight.setdefault(id(site.weight), []).append(site)
+            if site.bias is not None and id(site.bias) in wanted and not site.bias_by_autograd:
+                by_bias.setdefault(id(site.bias), []).append(site)
+    terms = []
+    for sites in by_weight.values():
+        bias = sites[0].bias
+        rides_along = bias is not None and by_bias.get(id(bias)) == sites and uses_gram(sites)
+        if rides_along:
+            del by_bias[id(bias)]
+        terms.append(weight_squared_norm(sites, with_bias=rides_along))
+    terms += [bias_squared_norm(sites) for sites in by_bias.values()]
+    for parameter in parameters:
+        gradients = [view.others[id(parameter)] for view in views if id(parameter) in view.others]
+        if gradients:
+            terms.append(sum(gradients[1:], gradients[0]).square().sum())
+    return total(term.to(terms[0].dtype) for term in terms)
+
+
+def _can_keep_factors(site: Site) -> bool:
+    return isinstance(site, LinearSite) and not site.weight_by_autograd
