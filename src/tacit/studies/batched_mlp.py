@@ -110,7 +110,7 @@ def half_squared_norm(layers: Layers) -> Tensor:
     return 0.5 * torch.stack([tensor.square().sum((1, 2)) for tensor in layers.tensors()]).sum(0)
 
 
-# -- the passes ---------------------------------------------------------------------------------------------------------
+# -- the passes -----------------------------------------------------------------------------------------------------
 def _forward(layers: Layers, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
     """The inputs X of every layer, and the logits."""
     X = [inputs]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMAT = "1"
 
 
-class DamagedCheckpoint(InputError):
+class DamagedCheckpointError(InputError):
     """The bytes are not a checkpoint that was written whole."""
 
 
@@ -29,7 +29,7 @@ def encode(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> bytes:
 
 
 def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the state, or DamagedCheckpoint."""
+    """The arrays and the state, or DamagedCheckpointError."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -40,7 +40,7 @@ def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             return arrays, json.loads(metadata["state"])
     except (SafetensorError, ValueError, KeyError, TypeError):
         pass
-    raise DamagedCheckpoint("the checkpoint does not match its checksum.")
+    raise DamagedCheckpointError("the checkpoint does not match its checksum.")
 
 
 def peek(content: bytes) -> dict[str, Any]:

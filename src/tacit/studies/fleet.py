@@ -53,7 +53,8 @@ class Training:
         first, facts = self.first, DATASETS[self.first.dataset]
         self.train_inputs = torch.tensor(data.train_inputs[: first.train_size], dtype=dtype)
         self.train_targets = torch.tensor(data.train_targets[: first.train_size])
-        self.test_inputs, self.test_targets = torch.tensor(data.test_inputs, dtype=dtype), torch.tensor(data.test_targets)
+        self.test_inputs = torch.tensor(data.test_inputs, dtype=dtype)
+        self.test_targets = torch.tensor(data.test_targets)
         self.one_hot = F.one_hot(self.train_targets, facts.classes).to(dtype)
         sizes = [facts.features, *[first.width] * first.depth, facts.classes]
         self.layers = batched_mlp.initialise(sizes, [run.seed for run in self.runs], dtype=dtype)
@@ -215,10 +216,10 @@ class Training:
         return checkpoint.encode(arrays, {**self._made_by(), **self._progress()})
 
     def restore(self, content: bytes) -> None:
-        """Go on from a checkpoint of this fleet; DamagedCheckpoint when it is not one."""
+        """Go on from a checkpoint of this fleet; DamagedCheckpointError when it is not one."""
         arrays, state = checkpoint.decode(content)
         if any(state.get(key) != value for key, value in self._made_by().items()):
-            raise checkpoint.DamagedCheckpoint("the checkpoint is of another fleet or another version.")
+            raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
         for at, tensor in enumerate(self.layers.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Fleet:
         first = self.runs[0]
         facts = DATASETS[first.dataset]
         sizes = [facts.features, *[first.width] * first.depth, facts.classes]
-        weights = sum(a * b for a, b in zip(sizes[:-1], sizes[1:], strict=True)) / 1e6
+        weights = sum(a * b for a, b in itertools.pairwise(sizes)) / 1e6
         # A plain update is three products per layer, two operations per multiply-add. The price of calling was fitted
         # once (2.1 million operations per layer), and the exact penalty at 2.5 times a plain update.
         update = 2.1 * (first.depth + 1) + 6 * first.batch_size * weights * len(self.runs)
@@ -72,4 +73,4 @@ def _split(group: list[RunSpec], cap: int) -> list[Fleet]:
     """As few fleets as `cap` allows, their sizes differing by at most one."""
     parts = math.ceil(len(group) / cap)
     bounds = [len(group) * part // parts for part in range(parts + 1)]
-    return [Fleet(tuple(group[low:high])) for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [Fleet(tuple(group[low:high])) for low, high in itertools.pairwise(bounds)]

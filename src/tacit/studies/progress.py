@@ -1,0 +1,66 @@
+"""A study's progress for people: a bar with rate and remaining time on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tacit.studies.estimate import in_words
+from tacit.studies.runner import Plan, Watcher
+
+LINE_SECONDS = 30.0
+
+
+class Display(Watcher):
+    """Draws on stderr, so that stdout stays for results."""
+
+    def __init__(self, *, line_seconds: float = LINE_SECONDS) -> None:
+        self.line_seconds = line_seconds
+        self.bar: Any = None
+        self.task: Any = None
+        self.total_updates = 0
+        self.began, self.first_done, self.last_line = time.monotonic(), 0.0, time.monotonic()
+
+    def planned(self, plan: Plan) -> None:
+        print(plan, file=sys.stderr, flush=True)
+        self.name = plan.study.name
+        self.total_updates = sum(run.total_updates for run in plan.study.runs)
+        total = sum(fleet.cost for fleet in plan.fleets)
+        self.first_done = sum(fleet.cost for fleet in plan.fleets if fleet.id in plan.finished) / total
+        self.began = self.last_line = time.monotonic()
+        if plan.remaining and sys.stderr.isatty():
+            self._draw_bar()
+
+    def advanced(self, done: float) -> None:
+        seconds = time.monotonic() - self.began
+        gained = max(done - self.first_done, 0.0)
+        rate = gained * self.total_updates / seconds if seconds > 0 else 0.0
+        left = in_words(seconds * (1 - done) / gained) if gained > 0 else "unknown"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, rate=f"{rate:,.0f} run-updates/s", left=left)
+        elif time.monotonic() - self.last_line >= self.line_seconds:
+            self.last_line = time.monotonic()
+            text = f"{self.name}: {done:.0%}, {rate:,.0f} run-updates/s, {left} left"
+            print(text, file=sys.stderr, flush=True)
+
+    def said(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def ended(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        columns = ("{task.description}", BarColumn(), TaskProgressColumn())
+        words = (TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[left]} left"))
+        self.bar = Progress(*columns, *words, console=Console(stderr=True))
+        self.task = self.bar.add_task(self.name, total=1.0, completed=self.first_done, rate="", left="")
+        self.bar.start()

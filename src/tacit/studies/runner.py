@@ -1,0 +1,217 @@
+"""Run a study, or go on with it: pack, skip what is finished, train the rest, store the rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tacit._errors import InputError
+from tacit.studies import estimate
+from tacit.studies.datasets import load
+from tacit.studies.executors import Executor, LocalExecutor, Task
+from tacit.studies.packing import Fleet, pack
+from tacit.studies.provenance import provenance
+from tacit.studies.store import Damage, Row, StudyFolder, read_rows
+from tacit.studies.study import Study, load_study
+from tacit.studies.wire import Message
+
+CHECKPOINT_SECONDS = 10.0
+LOG = logging.getLogger("tacit.studies")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done: all fleets, those already finished, and about how long the rest takes."""
+
+    study: Study
+    fleets: tuple[Fleet, ...]
+    finished: frozenset[str]
+    workers: int
+    seconds: float
+
+    @property
+    def remaining(self) -> list[Fleet]:
+        return [fleet for fleet in self.fleets if fleet.id not in self.finished]
+
+    def __str__(self) -> str:
+        text = f"{self.study.name}: {_count(len(self.study.runs), 'run')} in {_count(len(self.fleets), 'fleet')}"
+        if not self.remaining:
+            return f"{text}, all finished"
+        if self.finished:
+            text += f", {len(self.finished)} finished"
+        return f"{text}, about {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
+
+
+class Watcher:
+    """What a study tells while it runs. This one logs; the command line draws."""
+
+    def planned(self, plan: Plan) -> None:
+        LOG.info("%s", plan)
+
+    def advanced(self, done: float) -> None:
+        """`done` is the share of the whole study's work, from 0 to 1."""
+
+    def said(self, text: str) -> None:
+        LOG.warning("%s", text)
+
+    def ended(self) -> None:
+        """Called once, however it ends."""
+
+
+def run(
+    source: str | Path | Study,
+    into: str | Path | None = None,
+    *,
+    executor: str | Executor = "local",
+    workers: int | None = None,
+    overrides: Sequence[str] = (),
+    watcher: Watcher | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[Row]:
+    """Train every run of a study that has no row yet, and return all rows, in the order of the study.
+
+    `source` is a study file or a Study; `into` is the study's folder (`runs/NAME` without it). A folder that was
+    killed, at any moment, goes on from its last checkpoints, and ends with the same bytes of rows. Rows don't depend
+    on `workers`. KeyboardInterrupt is raised again once the last checkpoints are stored.
+    """
+    study = load_study(source, overrides=overrides)
+    folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
+    watcher = watcher or Watcher()
+    count = workers or cores()
+    made = None if not isinstance(executor, str) else _executor(executor, count)
+    chosen = made or executor
+    assert not isinstance(chosen, str)
+    try:
+        with folder.locked():
+            folder.open_for(study)
+            fleets = tuple(pack(study.runs))
+            finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
+            remaining = [fleet for fleet in fleets if fleet.id not in finished]
+            if remaining:
+                for name in sorted({fleet.runs[0].dataset for fleet in remaining}):
+                    load(name)  # made once here, so that workers find it in the cache
+            seconds = _seconds(remaining, chosen, workers=count)
+            watcher.planned(Plan(study, fleets, finished, count, seconds))
+            _Progress(folder, fleets, finished, watcher, checkpoint_seconds).train(remaining, chosen, workers=count)
+    finally:
+        watcher.ended()
+        if made is not None:
+            made.close()
+    return read_rows(folder.path)
+
+
+def plan(
+    source: str | Path | Study,
+    into: str | Path | None = None,
+    *,
+    workers: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """What `run` would do, without doing it: nothing is written into the folder."""
+    study = load_study(source, overrides=overrides)
+    folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
+    fleets = tuple(pack(study.runs))
+    finished = frozenset(fleet.id for fleet in fleets if isinstance(folder.rows(fleet.id), list))
+    count = workers or cores()
+    with LocalExecutor(1) as executor:
+        remaining = [fleet for fleet in fleets if fleet.id not in finished]
+        return Plan(study, fleets, finished, count, _seconds(remaining, executor, workers=count))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _executor(name: str, workers: int) -> Executor:
+    if name != "local":
+        raise InputError(f"executor={name!r} is unknown; use 'local', or an object with run, calibrate and close.")
+    return LocalExecutor(workers)
+
+
+def _seconds(fleets: Sequence[Fleet], executor: Executor, *, workers: int) -> float:
+    if not fleets:
+        return 0.0
+    rate = estimate.stored_rate(workers)
+    if rate is None:
+        rate = executor.calibrate(fleets)
+        estimate.store_rate(workers, rate)
+    return estimate.expected_seconds(fleets, workers=workers, rate=rate)
+
+
+def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
+    """Finished means: rows that match their checksum and are of exactly these runs."""
+    rows = folder.rows(fleet.id)
+    if isinstance(rows, list):
+        if [row.get("run") for row in rows] == [run.hash for run in fleet.runs]:
+            return True
+        rows = Damage("holds other runs than its fleet")
+    if isinstance(rows, Damage):
+        watcher.said(f"{folder.rows_path(fleet.id)} {rows}; that fleet is trained again.")
+        folder.discard_rows(fleet.id)
+    return False
+
+
+@dataclass
+class _Progress:
+    """The one writer: turns what workers say into files, and into the share of the work that is done."""
+
+    folder: StudyFolder
+    fleets: Sequence[Fleet]
+    finished: frozenset[str]
+    watcher: Watcher
+    checkpoint_seconds: float
+    done: dict[str, float] = field(default_factory=dict)
+    started: dict[str, str] = field(default_factory=dict)
+    busy_seconds: float = 0.0
+    lost_workers: dict[str, int] = field(default_factory=dict)
+
+    def train(self, remaining: Sequence[Fleet], executor: Executor, *, workers: int) -> None:
+        self.done = {fleet.id: float(fleet.id in self.finished) for fleet in self.fleets}
+        began_fresh = all(not self.folder.checkpoint_path(fleet.id).exists() for fleet in remaining)
+        tasks = [Task(fleet, self.folder.read_checkpoint(fleet.id), self.checkpoint_seconds) for fleet in remaining]
+        executor.run(tasks, self.heard)
+        if began_fresh and self.busy_seconds > 5:  # a rate worth keeping: whole fleets, not a few steps
+            estimate.store_rate(workers, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
+
+    def heard(self, fleet: Fleet, message: Message) -> None:
+        self.started.setdefault(fleet.id, _now())
+        if message.kind == "progress":
+            self.done[fleet.id] = message.facts["done"]
+        elif message.kind == "checkpoint":
+            self.folder.write_checkpoint(fleet.id, message.content)
+        elif message.kind == "warning":
+            self.lost_workers[fleet.id] = self.lost_workers.get(fleet.id, 0) + 1
+            self.watcher.said(message.facts["text"])
+        elif message.kind == "rows":
+            self.busy_seconds += message.facts["seconds"]
+            self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts["seconds"]))
+            self.done[fleet.id] = 1.0
+        total = sum(each.cost for each in self.fleets)
+        self.watcher.advanced(sum(each.cost * self.done[each.id] for each in self.fleets) / total)
+
+    def _meta(self, fleet: Fleet, seconds: float) -> dict[str, Any]:
+        return {
+            "fleet": fleet.id,
+            "runs": len(fleet.runs),
+            "seconds": seconds,  # of the last stretch: after a resume, since the checkpoint
+            "started": self.started[fleet.id],
+            "ended": _now(),
+            "warnings": self.lost_workers.get(fleet.id, 0),
+            **provenance(),
+        }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+

@@ -1,0 +1,65 @@
+"""How far a study is, from its folder alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.studies import checkpoint
+from tacit.studies.packing import pack
+from tacit.studies.store import Damage, StudyFolder
+
+
+@dataclass(frozen=True)
+class Status:
+    """Counts of a study's fleets and runs; `done` is the share of its work."""
+
+    name: str
+    question: str
+    running: bool
+    runs: int
+    rows: Counter[str]
+    fleets: Counter[str]
+    done: float
+    damaged: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {self.done:.0%} done, {'a process is at work' if self.running else 'no process is at work'}",
+            f"runs:   {sum(self.rows.values())} of {self.runs} have a row ({_listed(self.rows) or 'none yet'})",
+            f"fleets: {_listed(self.fleets)}",
+            *[f"damaged: {path}; `tacit run` trains that fleet again" for path in self.damaged],
+        ]
+        return "\n".join([self.question, *lines] if self.question else lines)
+
+
+def study_status(folder: str | Path) -> Status:
+    """Read the folder of a study; nothing is changed and no lock is taken."""
+    store = StudyFolder(Path(folder))
+    study = store.study()
+    rows: Counter[str] = Counter()
+    fleets: Counter[str] = Counter()
+    damaged, done, total = [], 0.0, 0.0
+    for fleet in pack(study.runs):
+        found = store.rows(fleet.id)
+        total += fleet.cost
+        if isinstance(found, list):
+            fleets["finished"] += 1
+            rows.update(row["status"] for row in found)
+            done += fleet.cost
+            continue
+        if isinstance(found, Damage):
+            damaged.append(str(store.rows_path(fleet.id)))
+        content = store.read_checkpoint(fleet.id)
+        share = checkpoint.peek(content).get("done", 0.0) if content else 0.0
+        fleets["under way" if content else "waiting"] += 1
+        done += fleet.cost * share
+    return Status(
+        name=study.name, question=study.question, running=store.is_locked(), runs=len(study.runs), rows=rows,
+        fleets=fleets, done=done / total, damaged=tuple(damaged),
+    )  # fmt: skip
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())

@@ -1,0 +1,115 @@
+"""A worker process: one core, one thread, one fleet at a time. It never touches the study folder.
+
+Started as `python -m tacit.studies.worker FD` by an executor, with a pipe at that descriptor. When the other end of the
+pipe is gone, so is the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from tacit._errors import InputError
+from tacit.studies.wire import Message, receive, send
+
+PROGRESS_SECONDS = 0.3
+
+
+class StopRequest(BaseException):
+    """The executor asked for an end; the last checkpoint is sent."""
+
+
+def prepare_process() -> None:
+    """One thread, and subnormal numbers as zero: the arithmetic of every fleet, whoever runs it."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # squares of vanishing gradients are subnormal, and slow
+
+
+def train(pipe: Connection, message: Message) -> None:
+    """One fleet, from its checkpoint if there is a good one, to its rows."""
+    from tacit.studies.checkpoint import DamagedCheckpointError
+    from tacit.studies.datasets import load
+    from tacit.studies.fleet import Training
+    from tacit.studies.packing import Fleet
+    from tacit.studies.spec import make_run
+
+    started = time.monotonic()
+    fleet = Fleet(tuple(make_run(run) for run in message.facts["runs"]))
+    training = Training(fleet, load(fleet.runs[0].dataset))
+    if message.content:
+        try:
+            training.restore(message.content)
+        except DamagedCheckpointError as error:
+            send(pipe, Message("warning", {"text": f"fleet {fleet.id}: {str(error).rstrip('.')}; it starts over."}))
+    every: float = message.facts["checkpoint_seconds"]
+    last = {"progress": started, "checkpoint": started}
+
+    def pause(training: Training) -> None:
+        now = time.monotonic()
+        if now - last["progress"] >= PROGRESS_SECONDS:
+            last["progress"] = now
+            send(pipe, Message("progress", {"done": training.position / training.first.minibatches}))
+        if now - last["checkpoint"] >= every:
+            last["checkpoint"] = now
+            send(pipe, Message("checkpoint", content=training.checkpoint()))
+        if pipe.poll():  # the only thing an executor says to a busy worker is stop
+            if receive(pipe).kind == "stop":
+                send(pipe, Message("checkpoint", content=training.checkpoint()))
+            raise StopRequest
+
+    training.advance(pause=pause)
+    send(pipe, Message("rows", {"rows": training.rows(), "seconds": time.monotonic() - started}))
+
+
+def calibrate(runs: list[dict[str, object]]) -> float:
+    """Millions of operations per second on a small part of these runs: half a second of training."""
+    from tacit.studies.datasets import load
+    from tacit.studies.fleet import Training
+    from tacit.studies.packing import Fleet
+    from tacit.studies.spec import make_run
+
+    fleet = Fleet(tuple(make_run(run) for run in runs))
+    training = Training(fleet, load(fleet.runs[0].dataset))
+    training.advance(until=5)  # the first calls are slow
+    started, position = time.monotonic(), training.position
+    while time.monotonic() - started < 0.5 and not training.finished:
+        training.advance(until=training.position + 5)
+    seconds = max(time.monotonic() - started, 1e-3)
+    return fleet.cost * max(training.position - position, 1) / fleet.runs[0].minibatches / seconds
+
+
+def serve(pipe: Connection) -> None:
+    prepare_process()
+    send(pipe, Message("ready"))
+    while True:
+        message = receive(pipe)
+        try:
+            if message.kind == "train":
+                train(pipe, message)
+            elif message.kind == "calibrate":
+                send(pipe, Message("rate", {"rate": calibrate(message.facts["runs"])}))
+            else:
+                raise StopRequest
+        except StopRequest:
+            send(pipe, Message("stopped"))
+            return
+        except InputError as error:
+            send(pipe, Message("failed", {"text": str(error), "input": True}))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception:
+            send(pipe, Message("failed", {"text": traceback.format_exc(), "input": False}))
+
+
+def main() -> None:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody would read the rows
+        serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
