@@ -1,0 +1,114 @@
+"""How many updates per second a fleet of runs makes, beside a loop over one run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit._random import generator
+from tacit.bench import steps
+from tacit.bench.models import SEED, Workload
+from tacit.studies.datasets import DATASETS, Data
+from tacit.studies.fleet import Training
+from tacit.studies.models import mlp
+from tacit.studies.packing import Fleet
+from tacit.studies.spec import RunSpec
+
+RUNS, WIDTH, BATCH_SIZE = 24, 64, 32
+MINIBATCHES = 25  # per timed turn; fewer than the fleet's own look for divergence would time its absence
+
+
+def measure(*, budget: float, at_least: int) -> dict[str, Any]:
+    """Run-updates per second of loops and fleets, in turns, on one thread (a fleet has a core to itself)."""
+    with _one_thread():
+        workload = _single_run()
+        turns = {
+            "loop, plain": _loop(steps.plain(workload, steps.LEARNING_RATE)),
+            "loop, naive double backward": _loop(steps.naive_double_backward(workload, steps.LEARNING_RATE)),
+            "fleet, plain": _fleet(0.0),
+            "fleet, exact penalty": _fleet(steps.STRENGTH),
+        }
+        timings = steps.time_interleaved(turns, budget=budget, at_least=at_least)
+    plain = timings["loop, plain"].median / MINIBATCHES
+    rows = []
+    for name, seen in timings.items():
+        seconds = seen.median / MINIBATCHES / (RUNS if name.startswith("fleet") else 1)
+        rows.append(
+            {
+                "step": name,
+                "run_updates_per_second": 1 / seconds,
+                "times_plain": seconds / plain,
+                "rounds": seen.rounds,
+            }
+        )
+    facts = DATASETS["mnist1d"]
+    sizes = [facts.features, WIDTH, WIDTH, WIDTH, facts.classes]
+    return {"runs": RUNS, "sizes": sizes, "batch_size": BATCH_SIZE, "threads": 1, "rows": rows}
+
+
+def _single_run() -> Workload:
+    facts, draws = DATASETS["mnist1d"], generator(SEED, "probe")
+    model = mlp([facts.features, WIDTH, WIDTH, WIDTH, facts.classes], generator(SEED, "init"))
+    return Workload(
+        model,
+        torch.randn(BATCH_SIZE, facts.features, generator=draws),
+        torch.randint(facts.classes, (BATCH_SIZE,), generator=draws),
+    )
+
+
+def _loop(step: steps.Step) -> steps.Step:
+    def turn() -> Tensor:
+        for _ in range(MINIBATCHES):
+            loss = step()
+        return loss
+
+    return turn
+
+
+def _fleet(strength: float) -> steps.Step:
+    """A turn of a fleet that is always in the middle of training: no evaluation falls into it, divergence checks do."""
+    runs = tuple(
+        RunSpec(
+            learning_rate=steps.LEARNING_RATE,
+            strength=strength,
+            width=WIDTH,
+            batch_size=BATCH_SIZE,
+            seed=seed,
+            epochs=100_000,
+            evaluations=1,
+        )
+        for seed in range(RUNS)
+    )
+    training = Training(Fleet(runs), _random_data())
+
+    def turn() -> Tensor:
+        training.advance(until=training.position + MINIBATCHES)
+        return torch.zeros(())
+
+    return turn
+
+
+def _random_data() -> Data:
+    """Random arrays of the dataset's shape: the cost does not depend on the values, and nothing needs to be made."""
+    facts, draws = DATASETS["mnist1d"], np.random.default_rng(SEED)
+    return Data(
+        draws.standard_normal((facts.train_size, facts.features)).astype(np.float32),
+        draws.integers(facts.classes, size=facts.train_size),
+        draws.standard_normal((facts.test_size, facts.features)).astype(np.float32),
+        draws.integers(facts.classes, size=facts.test_size),
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,144 @@
+"""The training steps that are compared: plain SGD, the double backward everyone writes, and this package's own."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+import torch
+from torch import Tensor
+
+from tacit.bench.models import Workload
+
+STRENGTH = 2**-6  # λ, the paper's best
+LEARNING_RATE = 2**-20  # so small that the model stays where it was while it is measured
+
+Step = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """One way to take a step; `exact` ones must reproduce the penalty's gradient to rounding."""
+
+    name: str
+    exact: bool
+    penalised: bool
+    make: Callable[[Workload, float], Step]
+
+
+def plain(workload: Workload, learning_rate: float) -> Step:
+    """What a PyTorch user does without a penalty: clear, forward, backward, `torch.optim.SGD.step`."""
+    optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = workload.loss()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def naive_double_backward(workload: Workload, learning_rate: float) -> Step:
+    """What everyone writes: the gradient with a graph, its squared norm added to the loss, backward through both."""
+    parameters = list(workload.model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = workload.loss()
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        squared_norm = sum(gradient.pow(2).sum() for gradient in gradients)
+        (loss + STRENGTH / 4 * squared_norm).backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def penalty_step(method: str) -> Callable[[Workload, float], Step]:
+    """`GradientPenalty` with one method, and `torch.optim.SGD`."""
+
+    def make(workload: Workload, learning_rate: float) -> Step:
+        from tacit.penalty import GradientPenalty
+
+        penalty = GradientPenalty(workload.model, strength=STRENGTH, method=method)
+        optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate)
+
+        def step() -> Tensor:
+            optimizer.zero_grad()
+            loss = penalty.backward(workload.loss)
+            optimizer.step()
+            return loss
+
+        return step
+
+    return make
+
+
+def factored(workload: Workload, learning_rate: float) -> Step:
+    """`FactoredSGD`: the exact penalised step without a weight gradient."""
+    from tacit.penalty import FactoredSGD
+
+    optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH)
+    return lambda: optimizer.step(workload.loss)
+
+
+STEPS: dict[str, StepKind] = {
+    kind.name: kind
+    for kind in (
+        StepKind("plain", True, False, plain),
+        StepKind("naive double backward", True, True, naive_double_backward),
+        StepKind("double_backward", True, True, penalty_step("double_backward")),
+        StepKind("gram", True, True, penalty_step("gram")),
+        StepKind("forward_over_reverse", True, True, penalty_step("forward_over_reverse")),
+        StepKind("finite_difference", False, True, penalty_step("finite_difference")),
+        StepKind("ascent", False, True, penalty_step("ascent")),
+        StepKind("FactoredSGD", True, True, factored),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one step: the median and the quartiles over interleaved rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def time_interleaved(steps: dict[str, Step], *, budget: float, at_least: int, at_most: int = 60) -> dict[str, Timing]:
+    """The median seconds of every step, measured in turns so that a slow moment of the machine hits all of them.
+
+    In each round every step runs twice and the second run counts: the first one frees what another step left behind
+    (gradients above all), which in a loop of its own the step would not meet. Rounds end when the budget in seconds is
+    spent, but not before `at_least` of them.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    started, rounds = time.perf_counter(), 0
+    collecting = gc.isenabled()
+    gc.disable()  # a collection inside one step would be charged to that step
+    try:
+        while rounds < at_least or (rounds < at_most and time.perf_counter() - started < budget):
+            for name, step in steps.items():
+                step()
+                begun = time.perf_counter()
+                step()
+                seconds[name].append(time.perf_counter() - begun)
+            gc.collect()
+            rounds += 1
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: _summary(values) for name, values in seconds.items()}
+
+
+def _summary(values: list[float]) -> Timing:
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return Timing(median(values), low, high, len(values))

@@ -1,0 +1,52 @@
+"""`tacit bench`: what the penalty costs, measured here and now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench")(bench)
+
+
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer models and repeats: about a minute.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write every number to this file.")] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
+    fleets: Annotated[bool, typer.Option("--fleets", help="Also measure many runs trained as one program.")] = False,
+    threads: Annotated[int | None, typer.Option("--threads", help="Threads for torch.")] = None,
+) -> None:
+    """Time, peak memory and error of a training step with every penalty method.
+
+    Times are multiples of a plain `torch.optim.SGD` step measured in the same run, in turns.
+
+    Examples: `tacit bench --quick`; `tacit bench --json bench.json`;
+    `tacit bench --model mlp-4096-b16 --model wrn-10-1-b32`
+    """
+    from rich.console import Console
+
+    from tacit._errors import InputError
+
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads {threads}; expected at least 1.")
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise InputError(f"--json {json_file}: its folder does not exist; make it first, or name another file.")
+
+    import torch
+
+    from tacit.bench import models, run, table
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = models.choose(model or [], quick=quick)
+    console = Console()
+    result = run.run(chosen, quick=quick, with_fleets=fleets, say=lambda line: console.print(line, style="dim"))
+    for made in table.tables(result):
+        console.print(made)
+    console.print(table.legend(result), style="dim")
+    if json_file is not None:
+        run.write(result, json_file)
+        console.print(f"wrote {json_file}")

@@ -1,0 +1,194 @@
+"""The benchmark measures what it says, on a model so small that no time is claimed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import tacit
+from tacit.bench import accuracy, fleets, memory, run, steps, table
+from tacit.bench.models import BENCH_MODELS, BenchModel, TransformerClassifier, Workload, _mlp_workload, choose
+from tacit.cli import app
+from tacit.penalty import METHODS
+
+TINY = BenchModel("tiny", "a tiny MLP", 4, lambda: _mlp_workload(8, 4, inputs=6, hidden=1))
+
+
+FEW_ROUNDS = {"budget": 0.0, "at_least": 2}
+
+
+@pytest.fixture(scope="module")
+def result() -> dict:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "QUICK", FEW_ROUNDS)
+        return run.run([TINY], quick=True)
+
+
+def test_every_registered_method_is_measured() -> None:
+    assert set(METHODS) <= set(steps.STEPS)
+    assert all(steps.STEPS[name].exact == method.exact for name, method in METHODS.items())
+
+
+def test_the_result_survives_json_and_says_what_is_needed_to_repeat_it(result: dict, tmp_path: Path) -> None:
+    run.write(result, tmp_path / "bench.json")
+    read = json.loads((tmp_path / "bench.json").read_text())
+    assert read == result
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    assert read["schema"] == "tacit-bench/1"
+    assert set(read) == {
+        *("schema", "tacit", "commit", "started", "seconds", "quick", "settings", "machine", "definitions"),
+        *("models", "fleets"),
+    }
+    assert {"strength", "learning_rate", "seed", "dtype"} <= set(read["settings"])
+    assert {"processor", "cores", "threads", "torch", "python"} <= set(read["machine"])
+
+
+def test_every_row_has_time_memory_and_error_as_multiples_of_plain(result: dict) -> None:
+    rows = {row["step"]: row for row in result["models"][0]["rows"]}
+    assert list(rows) == list(steps.STEPS)
+    assert all(row["status"] == "measured" for row in rows.values())
+    plain = rows["plain"]
+    assert (plain["times_plain"], plain["peak_times_plain"], plain["relative_error"]) == (1.0, 1.0, None)
+    for row in rows.values():
+        assert row["times_plain"] == pytest.approx(row["milliseconds"] / plain["milliseconds"])
+        assert row["peak_times_plain"] == pytest.approx(row["peak_bytes"] / plain["peak_bytes"])
+
+
+def test_exact_steps_apply_the_float64_gradient_to_rounding(result: dict) -> None:
+    exact = [row for row in result["models"][0]["rows"] if row["exact"] and row["step"] != "plain"]
+    assert len(exact) >= 5
+    # float32 has seven digits; the penalty's part is about a hundredth of the gradient here.
+    assert all(row["relative_error"] < 1e-4 for row in exact)
+
+
+def test_a_step_without_the_penalty_has_an_error_of_one() -> None:
+    workload = TINY.make()
+    error = accuracy.relative_error(steps.STEPS["plain"], workload, accuracy.oracle(workload))
+    assert error == pytest.approx(1.0, abs=1e-4)  # what it lacks is the whole of the penalty's part
+
+
+def test_the_oracle_is_half_the_strength_times_the_hessian_times_the_gradient() -> None:
+    workload = TINY.make()
+    model = workload.model.double()
+    names = [name for name, _ in model.named_parameters()]
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        pieces = flat.split([parameter.numel() for parameter in model.parameters()])
+        shaped = [piece.reshape(parameter.shape) for piece, parameter in zip(pieces, model.parameters(), strict=True)]
+        outputs = torch.func.functional_call(model, dict(zip(names, shaped, strict=True)), (workload.inputs.double(),))
+        return torch.nn.functional.cross_entropy(outputs, workload.targets)
+
+    gradient, hessian = torch.func.grad(loss)(vector), torch.func.hessian(loss)(vector)
+    seen = accuracy.oracle(TINY.make())
+    torch.testing.assert_close(seen.penalty_part, steps.STRENGTH / 2 * hessian @ gradient, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(seen.gradient - seen.penalty_part, gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_peak_memory_of_a_plain_step_counts_parameters_and_gradients_and_repeats_to_the_byte() -> None:
+    workload = _mlp_workload(256, 2, inputs=256, hidden=2)
+    weights = sum(parameter.numel() * 4 for parameter in workload.model.parameters())
+    first, second = (memory.peak_bytes(workload, steps.plain(workload, 0.0)) for _ in range(2))
+    assert first == second
+    # Two rows of activations are 2 kB per layer, beside half a megabyte of weights and as much of gradients.
+    assert 2 * weights < first < 2.1 * weights
+
+
+def test_naive_double_backward_holds_more_than_a_plain_step(result: dict) -> None:
+    rows = {row["step"]: row for row in result["models"][0]["rows"]}
+    assert rows["naive double backward"]["peak_bytes"] > rows["plain"]["peak_bytes"]
+
+
+def test_a_step_that_refuses_the_model_becomes_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(workload: Workload, learning_rate: float) -> steps.Step:
+        raise tacit.InputError("not this model.")
+
+    monkeypatch.setitem(steps.STEPS, "gram", steps.StepKind("gram", True, True, refuse))
+    measured = run.measure_model(TINY, budget=0.0, at_least=1)
+    row = next(row for row in measured["rows"] if row["step"] == "gram")
+    assert (row["status"], row["reason"]) == ("refused", "not this model.")
+    shown = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    shown.print(table.model_table(measured))
+    assert "refused" in shown.export_text()
+
+
+def test_the_table_shows_every_step_and_the_legend_the_strength(result: dict) -> None:
+    shown = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    for made in table.tables(result):
+        shown.print(made)
+    text = shown.export_text()
+    assert "a tiny MLP" in text
+    assert all(name in text for name in steps.STEPS)
+    assert str(steps.STRENGTH) in table.legend(result)
+
+
+def test_steps_are_timed_in_turns_and_the_second_of_two_calls_counts() -> None:
+    calls: list[str] = []
+
+    def step(name: str) -> steps.Step:
+        def call() -> torch.Tensor:
+            calls.append(name)
+            return torch.zeros(())
+
+        return call
+
+    timings = steps.time_interleaved({"a": step("a"), "b": step("b")}, budget=0.0, at_least=3)
+    assert calls == ["a", "a", "b", "b"] * 3
+    assert {timing.rounds for timing in timings.values()} == {3}
+
+
+def test_fleets_are_counted_in_run_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "MINIBATCHES", 2)
+    measured = fleets.measure(budget=0.0, at_least=1)
+    first = measured["rows"][0]
+    assert (first["step"], first["times_plain"]) == ("loop, plain", 1.0)
+    rates = [row["run_updates_per_second"] * row["times_plain"] for row in measured["rows"]]
+    assert rates == pytest.approx([rates[0]] * 4)
+
+
+def test_the_paper_s_models_are_among_the_benchmarked_ones() -> None:
+    assert [entry.name for entry in choose([], quick=False)] == list(BENCH_MODELS)
+    assert {"mlp-4096-b16", "mlp-4096-b64", "wrn-10-1-b32", "wrn-10-1-b32-channels-last"} <= set(BENCH_MODELS)
+    assert 0 < len(choose([], quick=True)) < len(BENCH_MODELS)
+
+
+def test_channels_last_is_the_layout_that_the_plain_step_sees_too() -> None:
+    workload = BENCH_MODELS["wrn-10-1-b32-channels-last"].make()
+    assert workload.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert workload.model.stem.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_transformer_has_a_second_derivative() -> None:
+    model = TransformerClassifier(tokens=5, width=8, heads=2, length=3)
+    loss = model(torch.tensor([[0, 1, 2]])).square().sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (["--model", "resnet"], "'resnet' is unknown; use one of mlp-4096-b16"),
+        (["--json", "nowhere/at/all.json"], "its folder does not exist"),
+        (["--threads", "0"], "expected at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
+    failed = CliRunner().invoke(app, ["bench", *arguments])
+    assert isinstance(failed.exception, tacit.InputError)
+    assert said in str(failed.exception)
+
+
+def test_the_command_writes_the_json_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCH_MODELS, "tiny", TINY)
+    monkeypatch.setattr(run, "QUICK", FEW_ROUNDS)
+    done = CliRunner().invoke(app, ["bench", "--quick", "--model", "tiny", "--json", str(tmp_path / "b.json")])
+    assert done.exit_code == 0, done.output
+    assert "a tiny MLP" in done.output
+    assert json.loads((tmp_path / "b.json").read_text())["models"][0]["name"] == "tiny"
