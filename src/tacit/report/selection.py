@@ -1,0 +1,96 @@
+"""Which rows a figure reads, and the variables its axes show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tacit._errors import InputError
+from tacit.report.verdict import LEARNED
+from tacit.studies.summary import Row, scores
+
+Spec = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One axis: words with the symbol, and its value for a run."""
+
+    words: str
+    symbol: str
+    of: Callable[[Spec], float]
+
+    @property
+    def label(self) -> str:
+        return f"{self.words} {self.symbol}"
+
+
+VARIABLES = {
+    "learning_rate": Variable("learning rate", "ε", lambda spec: spec["learning_rate"]),
+    "strength": Variable("strength", "λ", lambda spec: spec["strength"]),
+    "total": Variable("strength plus learning rate", "λ + ε", lambda spec: spec["strength"] + spec["learning_rate"]),
+    "temperature": Variable("learning rate over batch size", "ε/B", lambda s: s["learning_rate"] / s["batch_size"]),
+    "strength_ratio": Variable("strength over batch size", "λ/B", lambda spec: spec["strength"] / spec["batch_size"]),
+    "bare_learning_rate": Variable("bare learning rate", "α", lambda s: s["learning_rate"] / s["inner_steps"]),
+    "effective_learning_rate": Variable("effective learning rate", "nα", lambda spec: spec["learning_rate"]),
+    "batch_size": Variable("batch size", "B", lambda spec: spec["batch_size"]),
+    "inner_steps": Variable("inner steps", "n", lambda spec: spec["inner_steps"]),
+    "epochs": Variable("epochs", "", lambda spec: spec["epochs"] or np.nan),
+    "width": Variable("width", "", lambda spec: spec["width"]),
+    "train_size": Variable("training examples", "N", lambda spec: spec["train_size"]),
+    "weight_decay": Variable("weight decay", "μ", lambda spec: spec["weight_decay"]),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows that feed one figure, and how runs become points: mean of the best `best` of `of` by `score`."""
+
+    rows: Sequence[Row]
+    best: int
+    of: int
+    score: str = "best_test_accuracy"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def where(self, **conditions: Any) -> list[Row]:
+        """Rows whose spec has these values; a function as a value is a condition."""
+
+        def holds(spec: Spec) -> bool:
+            return all(
+                wanted(spec[key]) if callable(wanted) else spec[key] == wanted for key, wanted in conditions.items()
+            )
+
+        return [row for row in self.rows if holds(row["spec"])]
+
+
+class MissingRowsError(InputError):
+    """The rows at hand do not hold what this figure needs."""
+
+
+def need(rows: Sequence[Row], what: str, *, points: int = 1, key: str | None = None) -> list[Row]:
+    """The rows, or a sentence that says what the figure lacks."""
+    distinct = len({row["spec"][key] for row in rows}) if key else len(rows)
+    if distinct < points:
+        raise MissingRowsError(f"needs {what}; the rows at hand have {distinct} of at least {points}.")
+    return list(rows)
+
+
+def learned(rows: Sequence[Row]) -> bool:
+    """Whether the runs of one point end up knowing their training set: mean final training accuracy at least 90 %.
+
+    A collapse is judged on such points alone. Below, a point shows a run that is too short or unstable: at fixed
+    epochs ε/B (or nα) is also the time that gradient flow has had, so unfinished runs collapse on it whatever the
+    regularizer does.
+    """
+    return float(scores(rows, "final_train_accuracy").mean()) >= LEARNED
+
+
+def small_rate(rows: Sequence[Row]) -> float:
+    """The small learning rate at which strengths were swept: the one that most penalized runs share."""
+    rates = [row["spec"]["learning_rate"] for row in rows if row["spec"]["strength"] > 0]
+    if not rates:
+        raise MissingRowsError("needs runs with a strength λ > 0; the rows at hand have none.")
+    return float(max(set(rates), key=lambda rate: (rates.count(rate), -rate)))
