@@ -1,0 +1,119 @@
+"""The theory as software: modified losses and flows, discrete iterates, and their comparison. Float64 throughout.
+
+>>> import tacit
+>>> study = tacit.theory.verify(tacit.theory.problems.logistic(batches=3), only="mean SGD against C̃_SGD")
+>>> study.passed
+True
+"""
+
+from tacit.theory import problems
+from tacit.theory.corrections import (
+    commutator,
+    double_bracket,
+    expected_order_correction,
+    gd_first_correction,
+    gd_second_correction,
+    iid_nstep_first_correction,
+    iid_second_correction,
+    order_correction,
+    order_covariance,
+    sgd_first_correction,
+    sgd_second_correction,
+    sgd_second_correction_estimate,
+)
+from tacit.theory.flows import flow, gradient_flow_field
+from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
+from tacit.theory.iterates import gradient_descent, sgd
+from tacit.theory.landscape import Landscape
+from tacit.theory.logarithm import ModifiedFlow, difference_field, modified_flow
+from tacit.theory.means import MeanIterate, mean_iterate, mean_iterate_with_replacement
+from tacit.theory.memory import MemoryMethod, memory_corrections, slow_memory
+from tacit.theory.modified_losses import (
+    expected_minibatch_variance,
+    expected_modified_loss_sgd,
+    full_gradient_regularizer,
+    gradient_covariance_trace,
+    implicit_regularizer,
+    modified_loss_gd,
+    modified_loss_momentum,
+    modified_loss_nstep,
+    modified_loss_of_penalized_sgd,
+    modified_loss_sgd,
+    modified_loss_sgd_by_variance,
+    momentum_variance_factor,
+    penalized_loss,
+    variance_regularizer,
+)
+from tacit.theory.orders import Orders, orders_of
+from tacit.theory.study import ConvergenceStudy, Finding
+from tacit.theory.updates import (
+    adam,
+    gd_update,
+    heavy_ball,
+    mean_sgd_epoch_update,
+    nesterov,
+    sgd_epoch_update,
+)
+from tacit.theory.validity import Regime, curvature, regime
+from tacit.theory.verification import verify, verify_all
+
+__all__ = [
+    "ConvergenceStudy",
+    "Finding",
+    "Landscape",
+    "MeanIterate",
+    "MemoryMethod",
+    "ModifiedFlow",
+    "Orders",
+    "Regime",
+    "adam",
+    "commutator",
+    "curvature",
+    "difference_field",
+    "double_bracket",
+    "expected_minibatch_variance",
+    "expected_modified_loss_sgd",
+    "expected_order_correction",
+    "flow",
+    "full_gradient_regularizer",
+    "gd_first_correction",
+    "gd_second_correction",
+    "gd_update",
+    "gradient_covariance_trace",
+    "gradient_descent",
+    "gradient_flow_field",
+    "heavy_ball",
+    "iid_nstep_first_correction",
+    "iid_second_correction",
+    "implicit_regularizer",
+    "mean_iterate",
+    "mean_iterate_with_replacement",
+    "mean_sgd_epoch_update",
+    "memory_corrections",
+    "modified_flow",
+    "modified_loss_gd",
+    "modified_loss_momentum",
+    "modified_loss_nstep",
+    "modified_loss_of_penalized_sgd",
+    "modified_loss_sgd",
+    "modified_loss_sgd_by_variance",
+    "momentum_variance_factor",
+    "nesterov",
+    "order_correction",
+    "order_covariance",
+    "orders_of",
+    "penalized_loss",
+    "problems",
+    "regime",
+    "require_third_derivatives",
+    "sgd",
+    "sgd_epoch_update",
+    "sgd_first_correction",
+    "sgd_second_correction",
+    "sgd_second_correction_estimate",
+    "slow_memory",
+    "variance_regularizer",
+    "verify",
+    "verify_all",
+    "warn_if_not_smooth",
+]

@@ -1,0 +1,121 @@
+"""`tacit verify`: every equation of the paper, predicted and observed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tacit._errors import InputError
+
+if TYPE_CHECKING:
+    from tacit.theory.study import ConvergenceStudy
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify")(verify)
+
+
+def verify(
+    problem: list[str] = typer.Option(
+        [], help="quadratic, logistic, tanh_mlp, or package.module:function that returns a tacit.Problem. Repeatable."
+    ),
+    json: Path | None = typer.Option(None, help="Write every finding, with its errors, to this file."),
+    figure: Path | None = typer.Option(None, help="Draw errors against learning rates into this file (png, svg, pdf)."),
+    picture: Path | None = typer.Option(
+        None, help="Only draw the two-dimensional picture of SGD and its flows into this file, and stop."
+    ),
+) -> None:
+    """Check every equation of the paper: predicted order, observed order, pass or fail. Exits 1 when one is missed.
+
+    Examples:
+
+        tacit verify
+
+        tacit verify --problem logistic --json verify.json --figure verify.svg
+
+        tacit verify --problem mypackage.mymodule:make_problem
+
+        tacit verify --picture docs/modified-flow.png
+    """
+    from tacit.theory import figures
+    from tacit.theory import verify as verify_problem
+    from tacit.theory.problems import PROBLEMS
+    from tacit.theory.study import ConvergenceStudy
+
+    if picture is not None:
+        print(f"wrote {figures.draw_picture(picture)}")
+        return
+    for target in (json, figure):
+        if target is not None and not target.parent.is_dir():
+            raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
+    named = {name: PROBLEMS[name] if name in PROBLEMS else _imported(name) for name in problem or PROBLEMS}
+    study = ConvergenceStudy(())
+    for name, make in named.items():
+        study = study + verify_problem(make(), name=name.rpartition(":")[2])
+    _print(study)
+    if json is not None:
+        json.write_text(study.to_json() + "\n")
+        print(f"wrote {json}")
+    if figure is not None:
+        print(f"wrote {figures.draw_study(study, figure)}")
+    if not study.passed:
+        raise typer.Exit(1)
+
+
+def _imported(name: str):  # type: ignore[no-untyped-def]
+    import importlib
+    import sys
+
+    from tacit.problem import Problem
+    from tacit.theory.problems import PROBLEMS
+
+    module_name, _, function_name = name.partition(":")
+    if not function_name:
+        raise InputError(
+            f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function."
+        )
+    sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"problem {name!r} cannot be imported: {error}.") from error
+    finally:
+        sys.path.remove("")
+
+    def make() -> Problem:
+        made = function()
+        if not isinstance(made, Problem):
+            raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
+        return made
+
+    return make
+
+
+def _print(study: ConvergenceStudy) -> None:
+    """A table on a terminal, the same rows as plain text elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        print(study)
+        return
+    from tacit.theory.study import row_verdict
+
+    table = Table("statement", "where", "predicted", *study.problems, "verdict", title="orders in the learning rate ε")
+    for statement, where, predicted, by_problem in study.rows():
+        cells = []
+        for name in study.problems:
+            finding = by_problem.get(name)
+            seen = finding.observed if finding is not None else None
+            colour = {"pass": "green", "fail": "red"}.get(finding.status if finding else "", "dim")
+            cells.append(f"[{colour}]{'–' if seen is None else format(seen, '.3f')}[/]")
+        verdict = row_verdict(by_problem)
+        table.add_row(statement, where, f"{predicted:g}", *cells, f"[{'red' if verdict == 'fail' else 'green'}]{verdict}[/]")
+    console.print(table)
+    for finding in study.findings:
+        if finding.not_measured:
+            console.print(f"not measured, {finding.problem}: {finding.statement}: {finding.not_measured}", markup=False)
+    console.print(study.summary())

@@ -1,0 +1,364 @@
+"""The statements that `verify` checks: discrete walks, and the flows each is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from tacit.theory import corrections as closed
+from tacit.theory import modified_losses as losses
+from tacit.theory import updates
+from tacit.theory.flows import gradient_flow_field
+from tacit.theory.iterates import Rule, heavy_ball_rule, penalized_rule, sgd_rule, walk
+from tacit.theory.landscape import Landscape
+from tacit.theory.memory import MemoryMethod, slow_memory
+from tacit.theory.logarithm import modified_flow
+from tacit.theory.orders import (
+    ENUMERATED_SEQUENCES,
+    Orders,
+    partition_count,
+    sequences_with_replacement,
+    steps_of,
+    steps_of_all_partitions,
+)
+
+RateField = Callable[[Tensor, Tensor], Tensor]  # (w, learning rate) -> velocity
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One flow that a walk is compared with, and the order in ε at which their distance should vanish."""
+
+    statement: str
+    where: str
+    order: float
+    field: RateField
+    needs_exact_mean: bool = False  # its error is smaller than the noise of sampled orders
+    needs_third_derivatives: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A walk, at every learning rate at once, and its rivals.
+
+    `ends(rates)` are the points reached, one row per rate, after `updates` learning rates of time from the start.
+    `stiffness` divides the learning rates: momentum makes the series converge later.
+    """
+
+    name: str
+    updates: float
+    ends: Callable[[Tensor], Tensor]
+    rivals: tuple[Rival, ...]
+    stiffness: float = 1.0
+    not_measured: str = ""
+
+
+def descent(loss: Loss, scape: Landscape, **rate_names: float) -> RateField:
+    """−∇loss(ω; ε) for a modified loss, which takes the learning rate under the given names, times a factor."""
+    return lambda w, rate: gradient_flow_field(
+        lambda point: loss(scape, point, **{name: factor * rate for name, factor in rate_names.items()})
+    )(w)
+
+
+def plus(field: RateField, correction: Callable[[Tensor], Tensor], *, power: int) -> RateField:
+    """field + ε^power · correction."""
+    return lambda w, rate: field(w, rate) + rate**power * correction(w)
+
+
+def ends_of(scape: Landscape, rule: Rule, steps: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The mean end of the walks along the steps, for every rate."""
+    return lambda rates: walk(scape, rule, scape.start.expand(len(rates), -1), rates, steps).mean(1)
+
+
+def gradient_descent(scape: Landscape) -> Experiment:
+    steps = 4
+
+    def ends(rates: Tensor) -> Tensor:
+        points = scape.start.expand(len(rates), -1)
+        for _ in range(steps):
+            points = points - rates.unsqueeze(1) * scape.map(scape.gradient, points)
+        return points
+
+    modified = descent(losses.modified_loss_gd, scape, learning_rate=1)
+    return Experiment(
+        "GD",
+        steps,
+        ends,
+        (
+            Rival("GD against gradient flow", "Eq. 8", 2, descent(losses.modified_loss_gd, scape, learning_rate=0)),
+            Rival("GD against C̃_GD", "Eq. 11", 3, modified),
+            Rival(
+                "GD against C̃_GD with f₂",
+                "beyond",
+                4,
+                plus(modified, partial(closed.gd_second_correction, scape), power=2),
+                needs_third_derivatives=True,
+            ),
+        ),
+    )
+
+
+def mean_sgd(scape: Landscape, orders: Orders) -> Experiment:
+    modified = descent(losses.modified_loss_sgd, scape, learning_rate=1)
+    return Experiment(
+        "mean SGD",
+        scape.batches_per_epoch,
+        ends_of(scape, sgd_rule(scape), steps_of(scape, orders.rows)),
+        (
+            Rival("mean SGD against C", "Eq. 14", 2, descent(losses.modified_loss_gd, scape, learning_rate=0)),
+            Rival("mean SGD against C̃_GD", "section 2.2", 2, descent(losses.modified_loss_gd, scape, learning_rate=1)),
+            Rival("mean SGD against C̃_SGD", "Eq. 1, 20", 3, modified),
+            Rival(
+                "mean SGD against C̃_SGD by variance",
+                "Eq. 2",
+                3,
+                descent(losses.modified_loss_sgd_by_variance, scape, learning_rate=1),
+            ),
+            Rival(
+                "mean SGD against C̃_SGD with φ₂",
+                "beyond",
+                4,
+                plus(modified, partial(closed.sgd_second_correction, scape), power=2),
+                needs_exact_mean=True,
+                needs_third_derivatives=True,
+            ),
+        ),
+    )
+
+
+def fixed_order(scape: Landscape) -> Experiment:
+    rows = torch.arange(scape.batches_per_epoch).unsqueeze(0)
+    modified = descent(losses.modified_loss_sgd, scape, learning_rate=1)
+    return Experiment(
+        "one order",
+        scape.batches_per_epoch,
+        ends_of(scape, sgd_rule(scape), steps_of(scape, rows)),
+        (
+            Rival("one fixed order against C̃_SGD", "below Eq. 14", 2, modified),
+            Rival(
+                "one fixed order with its commutator",
+                "beyond",
+                3,
+                plus(modified, partial(closed.commutator, scape), power=1),
+            ),
+        ),
+    )
+
+
+def mirrored(scape: Landscape) -> Experiment:
+    there = torch.arange(scape.batches_per_epoch).unsqueeze(0)
+    rows = torch.cat([there, there.flip(1)], dim=1)
+    return Experiment(
+        "mirrored",
+        2 * scape.batches_per_epoch,
+        ends_of(scape, sgd_rule(scape), steps_of(scape, rows)),
+        (
+            Rival(
+                "one order there and back against C̃_SGD",
+                "end of section 2.2",
+                3,
+                descent(losses.modified_loss_sgd, scape, learning_rate=1),
+            ),
+        ),
+    )
+
+
+def nstep(scape: Landscape, orders: Orders, inner_steps: int) -> Experiment:
+    own = partial(losses.modified_loss_nstep, inner_steps=inner_steps)
+    return Experiment(
+        f"{inner_steps}-step",
+        scape.batches_per_epoch,
+        ends_of(scape, sgd_rule(scape, inner_steps=inner_steps), steps_of(scape, orders.rows)),
+        (
+            Rival(
+                f"mean {inner_steps}-step SGD against C̃_nSGD",
+                "Eq. 39",
+                3,
+                descent(own, scape, effective_learning_rate=1),
+            ),
+            Rival(
+                f"mean {inner_steps}-step SGD against C̃_SGD",
+                "section 4",
+                2,
+                descent(losses.modified_loss_sgd, scape, learning_rate=1),
+            ),
+        ),
+    )
+
+
+def with_replacement(scape: Landscape) -> Experiment:
+    batches = scape.batches_per_epoch
+    too_many = batches**batches > ENUMERATED_SEQUENCES
+    rows = torch.zeros(1, batches, dtype=torch.long) if too_many else sequences_with_replacement(batches, length=batches)
+    modified = descent(losses.modified_loss_gd, scape, learning_rate=1)
+    return Experiment(
+        "with replacement",
+        batches,
+        ends_of(scape, sgd_rule(scape), steps_of(scape, rows)),
+        (
+            Rival("with replacement, mean against C̃_GD", "section 4", 3, modified),
+            Rival(
+                "with replacement, mean against C̃_SGD",
+                "section 4",
+                2,
+                descent(losses.modified_loss_sgd, scape, learning_rate=1),
+            ),
+        ),
+        not_measured=f"{batches}^{batches} sequences are too many to enumerate" if too_many else "",
+    )
+
+
+def memory(scape: Landscape, name: str, method: MemoryMethod, *, stiffness: float, steps: int = 4) -> Experiment:
+    """Real steps from the slow manifold, so that no transient blurs the order."""
+
+    def ends(rates: Tensor) -> Tensor:
+        points = scape.start.expand(len(rates), -1)
+        memories = vmap(lambda rate: slow_memory(method, scape.start, rate, order=3))(rates)
+        for _ in range(steps):
+            points, memories = vmap(method.step)(points, memories, rates)
+        return points
+
+    return Experiment(
+        name,
+        steps,
+        ends,
+        tuple(
+            Rival(
+                f"{name} against {('f₀', 'f₀ + εf₁', 'f₀ + εf₁ + ε²f₂')[k]}",
+                "beyond",
+                k + 2,
+                modified_flow(method, order=k),
+                needs_third_derivatives=k >= 2,
+            )
+            for k in range(3)
+        ),
+        stiffness=stiffness,
+    )
+
+
+def penalized(scape: Landscape, orders: Orders, *, ratio: float = 4.0) -> Experiment:
+    """λ = ratio·ε, so that λ is small with ε and every order is read in ε alone."""
+    return Experiment(
+        "penalized",
+        scape.batches_per_epoch,
+        ends_of(scape, penalized_rule(scape, strength=ratio, relative=True), steps_of(scape, orders.rows)),
+        (
+            Rival(
+                "SGD on C_mod(λ) against C + (λ+ε) C_reg",
+                "section 2.3",
+                3,
+                descent(losses.modified_loss_of_penalized_sgd, scape, learning_rate=1, strength=ratio),
+            ),
+            Rival(
+                "SGD on C_mod(λ) against C + λ C_reg",
+                "section 2.3",
+                2,
+                descent(losses.penalized_loss, scape, strength=ratio),
+            ),
+        ),
+        stiffness=2.0,
+    )
+
+
+def weight_decay(decayed: Landscape, plain: Landscape, orders: Orders) -> Experiment:
+    decay = decayed.problem.weight_decay
+
+    def outside(point: Tensor, rate: Tensor) -> Tensor:
+        return losses.modified_loss_sgd(plain, point, learning_rate=rate) + 0.5 * decay * point.square().sum()
+
+    return Experiment(
+        "weight decay",
+        decayed.batches_per_epoch,
+        ends_of(decayed, sgd_rule(decayed), steps_of(decayed, orders.rows)),
+        (
+            Rival(
+                "weight decay inside the norm",
+                "Eq. 1",
+                3,
+                descent(losses.modified_loss_sgd, decayed, learning_rate=1),
+            ),
+            Rival(
+                "weight decay outside the norm",
+                "Eq. 1",
+                2,
+                lambda w, rate: gradient_flow_field(lambda point: outside(point, rate))(w),
+            ),
+        ),
+    )
+
+
+def minibatch_momentum(scape: Landscape, orders: Orders, *, momentum: float = 0.5) -> Experiment:
+    """One epoch from a memory that holds its mean, in all orders; the mean of z = ω − ε β/(1−β) buffer."""
+    effective, lag = 1 / (1 - momentum), momentum / (1 - momentum)
+    rule, steps = heavy_ball_rule(scape, momentum=momentum), steps_of(scape, orders.rows)
+
+    def ends(rates: Tensor) -> Tensor:
+        buffer = effective * scape.gradient(scape.start)
+        starts = torch.stack([torch.stack([scape.start + rate * lag * buffer, buffer]) for rate in rates])
+        states = walk(scape, rule, starts, rates, steps)
+        return (states[:, :, 0] - rates[:, None, None] * lag * states[:, :, 1]).mean(1)
+
+    loss = partial(losses.modified_loss_momentum, momentum=momentum)
+    own = descent(loss, scape, effective_learning_rate=effective)
+    return Experiment(
+        "momentum",
+        scape.batches_per_epoch,
+        ends,
+        (
+            # The loss is in units of the effective rate, the clock in units of the bare one.
+            Rival("momentum with minibatches", "beyond", 3, lambda w, rate: effective * own(w, rate)),
+        ),
+        stiffness=effective,
+    )
+
+
+def random_partitions(scape: Landscape, sizes: tuple[int, ...], *, name: str, where: str) -> Experiment:
+    count = partition_count(scape.train_size, sizes)
+    too_many = count > ENUMERATED_SEQUENCES
+    steps = [torch.zeros(1, 1, dtype=torch.long)] if too_many else steps_of_all_partitions(scape.train_size, sizes)
+    loss = partial(losses.expected_modified_loss_sgd, updates_per_epoch=len(sizes))
+    reason = f"{count} partitions are too many to enumerate" if too_many else ""
+    return Experiment(
+        name,
+        len(sizes),
+        ends_of(scape, sgd_rule(scape), steps),
+        (Rival(name, where, 3, descent(loss, scape, learning_rate=1)),),
+        not_measured=reason if scape.separable else "examples have no losses of their own, or batches do not cover them",
+    )
+
+
+def all_experiments(scape: Landscape, decayed: Landscape, orders: Orders) -> list[Experiment]:
+    size = len(scape.batches[0])
+    uneven = _uneven_sizes(scape.train_size)
+    return [
+        gradient_descent(scape),
+        mean_sgd(scape, orders),
+        fixed_order(scape),
+        mirrored(scape),
+        nstep(scape, orders, 2),
+        nstep(scape, orders, 4),
+        with_replacement(scape),
+        random_partitions(
+            scape, (size,) * scape.batches_per_epoch, name="random partitions against E C̃_SGD", where="Eq. 22"
+        ),
+        random_partitions(scape, uneven, name="uneven partitions against E C̃_SGD", where="beyond"),
+        memory(scape, "heavy ball", updates.heavy_ball(scape, momentum=0.5), stiffness=4),
+        memory(scape, "Nesterov", updates.nesterov(scape, momentum=0.5), stiffness=4),
+        memory(scape, "Adam", updates.adam(scape, beta1=0.5, beta2=0.6, delta=0.1), stiffness=4),
+        penalized(scape, orders),
+        weight_decay(decayed, scape, orders),
+        minibatch_momentum(scape, orders),
+    ]
+
+
+def _uneven_sizes(train_size: int) -> tuple[int, ...]:
+    """Minibatches of one size and a smaller last one: (3, 3, 2) for eight examples."""
+    batch_size = max(2, -(-train_size // 3))
+    full, rest = divmod(train_size, batch_size)
+    return (batch_size,) * full + ((rest,) if rest else ())

@@ -1,0 +1,84 @@
+"""What the theory assumes of a model, checked: smooth losses, and third derivatives that torch computes correctly."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from tacit._errors import InputError
+from tacit.problem import Problem
+from tacit.theory.landscape import Landscape, view
+
+# Names of autograd nodes, so that functional calls are seen as well as modules.
+KINKED = (
+    "Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink", "Hardshrink",
+    "MaxPool", "AdaptiveMaxPool", "Abs", "Clamp", "Maximum", "Minimum", "SmoothL1", "Huber", "Elu", "Sign", "Round",
+    "Amax", "Max", "Min",
+)  # fmt: skip
+NORMALIZED = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm")
+THIRD_DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-6 here; the known faults are 4-130 %
+
+
+def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
+    """Warn when the loss has kinks (ReLU, max pooling, …): the orders assume an analytic loss. Returns their names."""
+    found = tuple(sorted({name for name in operations(problem) if name in KINKED}))
+    if found:
+        warnings.warn(
+            f"the loss uses {', '.join(found)}, which is not smooth: the predicted orders may not hold. "
+            "Use tanh, GELU or softplus where an order is measured.",
+            stacklevel=2,
+        )
+    return found
+
+
+def require_third_derivatives(problem: Problem | Landscape) -> None:
+    """Refuse models whose third derivatives torch computes wrongly, and silently.
+
+    Layer norm, instance norm and batch norm in training mode are such, when differentiated three times. The test is
+    numerical: ∇³C[v, v] by nested forward mode against a central difference of Hessian products.
+    """
+    error = third_derivative_error(problem)
+    if error > THIRD_DERIVATIVE_ERROR:
+        found = sorted({name for name in operations(problem) if name in NORMALIZED}) or ["the model"]
+        raise InputError(
+            f"third derivatives of the loss are {error:.0%} off through {', '.join(found)}; expected at most "
+            f"{THIRD_DERIVATIVE_ERROR:.1%}. Use GroupNorm, RMSNorm, evaluation mode or a hand-written normalization."
+        )
+
+
+def third_derivative_error(problem: Problem | Landscape) -> float:
+    """Relative distance between automatic and numerical ∇³C[v, v], v along the gradient plus a fixed generic vector."""
+    scape, w = view(problem)
+    g = scape.gradient(w)
+    generic = torch.cos(torch.arange(scape.size, dtype=torch.float64) + 0.5)
+    v = generic / generic.norm() + g / (1e-300 + g.norm())
+    step = 1e-4 * (1 + w.abs().max().item())
+    ahead, behind = (scape.hessian_product(w + side * step * v, v) for side in (1, -1))
+    numerical = (ahead - behind) / (2 * step)
+    automatic = scape.third(w, v, v)
+    # A vanishing third derivative (a quadratic) is compared with the second instead: its error is absolute.
+    size = max(numerical.norm().item(), automatic.norm().item(), 1e-3 * ahead.norm().item(), 1e-300)
+    return (automatic - numerical).norm().item() / size
+
+
+def operations(problem: Problem | Landscape) -> set[str]:
+    """Names of the differentiable operations in one minibatch loss, without torch's 'Backward0'."""
+    scape, w = view(problem)
+    leaf = w.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        loss = scape.loss_of(leaf, scape.batches[0])
+    return _names(loss)
+
+
+def _names(output: Tensor) -> set[str]:
+    found, waiting, seen = set(), [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.add(type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?")
+        waiting += [parent for parent, _ in node.next_functions]
+    return found

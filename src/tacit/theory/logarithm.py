@@ -1,0 +1,121 @@
+"""Automatic backward error analysis: the modified flow of any update map, to any order.
+
+If one update is the map Φ_ε, its pull-back is exp(ε L_f̃), so the field is a logarithm. Written with forward
+differences Δ of the iterates of the map itself,
+
+    ε f̃(ω) = log(1 + Δ) Φⁱ_ε(ω) |ᵢ₌₀ = Σ_{j=1}^{K+1} (−1)^{j−1}/j · Δʲ Φⁱ_ε(ω) |ᵢ₌₀ + O(ε^{K+2}).
+
+So: run the update K+1 times, carrying powers of ε, and read f₀, …, f_K off. No theory per method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from tacit._errors import InputError
+from tacit.theory.flows import flow
+from tacit.theory.jets import taylor_coefficients
+from tacit.theory.landscape import Field
+from tacit.theory.memory import MemoryMethod, memory_corrections
+
+Update = Callable[[Tensor, Tensor], Tensor]  # (parameters, learning rate) -> parameters
+
+
+class ModifiedFlow:
+    """f̃ = f₀ + ε f₁ + … + ε^K f_K as vector fields, for one update map. Made by `modified_flow`.
+
+    `flow(w, ε)` is the field f̃ at w, `correction(k)` the field f_k alone, `integrate` the point it leads to.
+    """
+
+    def __init__(self, corrections: Callable[[Tensor], list[Tensor]], *, order: int, duration: float) -> None:
+        self._corrections, self.order, self.duration = corrections, order, duration
+
+    def corrections(self, w: Tensor) -> list[Tensor]:
+        """[f₀(w), …, f_K(w)]."""
+        return self._corrections(w)
+
+    def correction(self, k: int) -> Field:
+        """The field f_k: the paper's f for k = 0, and f₁ of Eq. 3 for k = 1."""
+        if not 0 <= k <= self.order:
+            raise InputError(f"correction({k}) of a flow of order {self.order}; expected 0 <= k <= {self.order}.")
+        return lambda w: self._corrections(w)[k]
+
+    def __call__(self, w: Tensor, learning_rate: float | Tensor) -> Tensor:
+        """f̃(w) = Σₖ εᵏ f_k(w)                                                                    (Eq. 3)"""
+        return sum((learning_rate**k * f for k, f in enumerate(self._corrections(w))), start=torch.zeros_like(w))
+
+    def integrate(self, start: Tensor, *, learning_rate: float, updates: float, rtol: float = 1e-12) -> Tensor:
+        """Where the flow is after the time of `updates` updates."""
+        field = partial(self.__call__, learning_rate=learning_rate)
+        return flow(field, start, time=updates * self.duration * learning_rate, rtol=rtol)
+
+
+@overload
+def modified_flow(update: Update, order: int = 1, *, duration: float = 1.0) -> ModifiedFlow: ...
+@overload
+def modified_flow(update: MemoryMethod, order: int = 1, *, duration: float = 1.0) -> ModifiedFlow: ...
+def modified_flow(update: Update | MemoryMethod, order: int = 1, *, duration: float = 1.0) -> ModifiedFlow:
+    """The modified flow of any smooth update, to any order.
+
+    `update(w, learning_rate)` returns the next parameters and is the identity at learning rate zero; both arguments
+    are float64 tensors, and the map must be differentiable by torch.func (use `landscape.gradient`, not .backward()).
+    A method with memory is a `MemoryMethod`. One update lasts `duration` learning rates of time: m for an epoch.
+
+    Costs 2^(K+1) times K+1 updates. Series are asymptotic: more orders help only while ε is small.
+
+    >>> gd = modified_flow(lambda w, rate: w - rate * w, order=2)          # gradient descent on ½w²
+    >>> [round(f.item(), 4) for f in gd.corrections(torch.ones(1, dtype=torch.float64))]
+    [-1.0, -0.5, -0.3333]
+    """
+    if order < 0:
+        raise InputError(f"order={order}; expected at least 0.")
+    if isinstance(update, MemoryMethod):
+        return ModifiedFlow(lambda w: memory_corrections(update, w, order=order)[0], order=order, duration=duration)
+    return ModifiedFlow(partial(_map_corrections, update, order, duration), order=order, duration=duration)
+
+
+def _map_corrections(update: Update, order: int, duration: float, w: Tensor) -> list[Tensor]:
+    curve = partial(_truncated_logarithm, update, order, w)
+    coefficients = taylor_coefficients(curve, order + 1)
+    return [coefficient / duration for coefficient in coefficients[1:]]
+
+
+def _truncated_logarithm(update: Update, order: int, w: Tensor, rate: Tensor) -> Tensor:
+    """Σᵢ aᵢ Φⁱ_ε(w), which is duration·ε·f̃ up to O(ε^{K+2})."""
+    weights = logarithm_weights(order + 1)
+    point, total = w, float(weights[0]) * w
+    for weight in weights[1:]:
+        point = update(point, rate)
+        total = total + float(weight) * point
+    return total
+
+
+def logarithm_weights(differences: int) -> list[Fraction]:
+    """aᵢ with Σⱼ (−1)^{j−1}/j Δʲ = Σᵢ aᵢ Φⁱ, j up to `differences`.
+
+    >>> [str(a) for a in logarithm_weights(2)]
+    ['-3/2', '2', '-1/2']
+    """
+    return [
+        sum(
+            (Fraction((-1) ** (j - 1), j) * (-1) ** (j - i) * math.comb(j, i) for j in range(max(i, 1), differences + 1)),
+            start=Fraction(0),
+        )
+        for i in range(differences + 1)
+    ]
+
+
+def difference_field(update: Update, order: int = 1, *, duration: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same logarithm at a real learning rate, without any derivative: field(w, ε) = (1/ε) Σᵢ aᵢ Φⁱ_ε(w).
+
+    It differs from the series by O(ε^{K+1}), so its flow has the same order, and it costs K+1 updates: the choice
+    for large networks, and a check on the series where derivatives may be wrong.
+    """
+    return lambda w, rate: _truncated_logarithm(update, order, w, torch.as_tensor(rate)) / (rate * duration)

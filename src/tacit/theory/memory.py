@@ -1,0 +1,142 @@
+"""Modified flows of methods with memory: momentum buffers, averages of squares, anything that forgets.
+
+One step is ω ← ω − ε D(ω, M), M the memory just refreshed. After its transients the method runs along
+W(s) = w + Σ_{p≥1} εᵖ Pₚ(s) with memory V(s) = Σ_{p≥0} εᵖ Qₚ(s), where Pₚ and Qₚ are polynomials in the step number s
+and Pₚ(0) = 0. Order by order, with J the part of a memory that it keeps from one step to the next,
+
+    Qₚ(s+1) − J Qₚ(s) = rₚ(s),      Pₚ₊₁(s+1) − Pₚ₊₁(s) = −[εᵖ] D,      fₚ = Pₚ₊₁'(0),
+
+and rₚ needs only what is known: P up to p, Q below p. So f₀, f₁, … come one after the other, from one Taylor
+expansion each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from tacit._errors import InputError
+from tacit.theory.jets import taylor_coefficients
+
+Direction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class MemoryMethod:
+    """`direction(w, memory)` returns (D, the new memory); one step is w − ε D.
+
+    The memory has shape (slots, d). The learning rate stays out of it, as in torch.optim. Each entry must forget by
+    itself and linearly, as averages do: `check` verifies this at a point.
+    """
+
+    direction: Direction
+    slots: int = 1
+
+    def step(self, w: Tensor, memory: Tensor, learning_rate: Tensor) -> tuple[Tensor, Tensor]:
+        direction, memory = self.direction(w, memory)
+        return w - learning_rate * direction, memory
+
+    def check(self, w: Tensor) -> None:
+        """Refuse, with the numbers, a method that this analysis does not cover."""
+        probe = torch.linspace(-1.0, 2.0, self.slots * w.numel(), dtype=torch.float64).reshape(self.slots, -1)
+        steady, kept = _steady_memory(self, w)
+        if not bool((kept.abs() < 1).all()):
+            raise InputError(f"the memory keeps {kept.abs().max().item():.3g} of itself per step; expected less than 1.")
+        scale = 1 + steady.abs().max().item()
+        residual = (self.direction(w, steady)[1] - steady).abs().max().item() / scale
+        tilted = jvp(lambda v: self.direction(w, v)[1], (steady,), (probe,))[1]
+        mixing = (tilted - kept * probe).abs().max().item() / scale
+        if max(residual, mixing) > 1e-9:
+            raise InputError(
+                f"entries of the memory mix or forget nonlinearly (residuals {residual:.2g}, {mixing:.2g}); expected "
+                "each entry to be an average of its own past."
+            )
+
+
+def memory_corrections(method: MemoryMethod, w: Tensor, *, order: int) -> tuple[list[Tensor], list[Tensor]]:
+    """([f₀, …, f_K] at w, [Q₀(0), …, Q_K(0)]): the fields, and the memory that belongs to w on the slow manifold."""
+    steady, kept = _steady_memory(method, w)
+    path = [w.unsqueeze(0)]  # path[p][a] is the coefficient of s^a in Pₚ; P₀ is w itself
+    memories: list[Tensor] = []
+    for p in range(order + 1):
+        if p == 0:
+            memories, directions = [steady.unsqueeze(0)], method.direction(w, steady)[0].unsqueeze(0)
+        else:
+            directions, rests = _expand(method, path, memories, p)
+            memories.append(_filter_polynomial(rests, kept))
+            # Qₚ was missing from the expansion; at order p it enters linearly, through ∂D/∂(old memory) at the start.
+            directions = directions + _through_memory(method, w, steady, memories[p])
+        path.append(_sum_polynomial(-directions))
+    return [polynomial[1] for polynomial in path[1:]], [polynomial[0] for polynomial in memories]
+
+
+def slow_memory(method: MemoryMethod, w: Tensor, learning_rate: Tensor, *, order: int) -> Tensor:
+    """The memory after transients, when the parameters are at w: Σₚ εᵖ Qₚ(0), up to O(ε^{order+1})."""
+    _, memories = memory_corrections(method, w, order=order)
+    return sum((learning_rate**p * memory for p, memory in enumerate(memories)), start=torch.zeros_like(memories[0]))
+
+
+def _steady_memory(method: MemoryMethod, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Q₀, the fixed point of the memory at frozen w, and the kept fraction of each entry (the diagonal J)."""
+    empty = torch.zeros(method.slots, w.numel(), dtype=torch.float64)
+    fresh, kept = jvp(lambda v: method.direction(w, v)[1], (empty,), (torch.ones_like(empty),))
+    return fresh / (1 - kept), kept
+
+
+def _through_memory(method: MemoryMethod, w: Tensor, steady: Tensor, polynomial: Tensor) -> Tensor:
+    return vmap(lambda v: jvp(lambda m: method.direction(w, m)[0], (steady,), (v,))[1])(polynomial)
+
+
+def _expand(method: MemoryMethod, path: list[Tensor], memories: list[Tensor], p: int) -> tuple[Tensor, Tensor]:
+    """[εᵖ] of (D, new memory) along the known part of the curves, as polynomials in s, from values at s = 0, …, p."""
+    nodes = torch.arange(p + 1, dtype=torch.float64)
+
+    def at_step(s: Tensor) -> Tensor:
+        points, states = [_evaluate(c, s) for c in path], [_evaluate(c, s) for c in memories]
+
+        def curve(rate: Tensor) -> Tensor:
+            direction, memory = method.direction(_series(points, rate), _series(states, rate))
+            return torch.cat([direction.unsqueeze(0), memory])
+
+        return taylor_coefficients(curve, p)[p]
+
+    to_monomials = torch.linalg.inv(nodes.unsqueeze(1) ** torch.arange(p + 1))
+    coefficients = torch.tensordot(to_monomials, vmap(at_step)(nodes), 1)
+    return coefficients[:, 0], coefficients[:, 1:]
+
+
+def _evaluate(coefficients: Tensor, s: Tensor) -> Tensor:
+    powers = s ** torch.arange(len(coefficients))
+    return torch.tensordot(powers, coefficients, 1)
+
+
+def _series(terms: list[Tensor], rate: Tensor) -> Tensor:
+    total = terms[-1]
+    for term in reversed(terms[:-1]):
+        total = term + rate * total
+    return total
+
+
+def _sum_polynomial(increments: Tensor) -> Tensor:
+    """P with P(s+1) − P(s) = Σ increments[a] s^a and P(0) = 0."""
+    degree = len(increments)
+    found = [torch.zeros_like(increments[0])] * (degree + 1)
+    for a in reversed(range(degree)):
+        above = sum((math.comb(b, a) * found[b] for b in range(a + 2, degree + 1)), start=torch.zeros_like(found[0]))
+        found[a + 1] = (increments[a] - above) / (a + 1)
+    return torch.stack(found)
+
+
+def _filter_polynomial(rests: Tensor, kept: Tensor) -> Tensor:
+    """Q with Q(s+1) − kept·Q(s) = Σ rests[a] s^a: what is left of an average once its start is forgotten."""
+    degree = len(rests) - 1
+    found = [torch.zeros_like(rests[0])] * (degree + 1)
+    for a in reversed(range(degree + 1)):
+        above = sum((math.comb(b, a) * found[b] for b in range(a + 1, degree + 1)), start=torch.zeros_like(found[0]))
+        found[a] = (rests[a] - above) / (1 - kept)
+    return torch.stack(found)
