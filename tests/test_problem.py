@@ -144,6 +144,15 @@ def test_the_model_gets_no_gradients_and_may_train_on_while_the_problem_stays() 
     assert torch.equal(problem.full_loss(), before)
 
 
+def test_running_statistics_are_those_of_construction_though_the_model_trains_on() -> None:
+    model = normed()
+    problem = make(model.eval())
+    before = problem.full_loss()
+    model.train()(10 * data()[0])  # moves the model's running statistics
+    model.eval()
+    assert torch.equal(problem.full_loss(), before)
+
+
 def test_a_wider_type_casts_parameters_buffers_and_data_but_not_the_model_nor_labels() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).train()
     dataset = (data()[0].float(), torch.tensor([0, 1, 0, 1, 1, 0]))

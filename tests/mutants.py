@@ -1,0 +1,238 @@
+"""Named edits that must turn a test red, one at a time: `make mutants`, or `python tests/mutants.py NAME …` for some.
+
+Every mutant is applied to a temporary copy of the source and tests; the working tree is never touched. The tests it
+names run there against the edited package. A mutant counts as killed only when a test fails: an edit that does not
+import, or names no test, is reported as broken, and one that passes as survived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "docs", "studies", "README.md", "pyproject.toml")
+TESTS_FAILED, ALL_PASSED = 1, 0  # pytest's exit codes
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What breaks, where, and which tests must notice."""
+
+    name: str
+    file: str  # below src/tacit
+    old: str
+    new: str
+    tests: tuple[str, ...]  # below tests
+
+
+def mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name, file, old, new, tests)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # -- randomness and batching --------------------------------------------------------------------------------------
+    mutant(
+        "streams share their numbers",
+        "_random.py",
+        '["tacit", str(int(seed)), stream, *',
+        '["tacit", str(int(seed)), *',
+        "test_random.py",
+    ),
+    mutant(
+        "every epoch is shuffled alike",
+        "batching.py",
+        '{"shuffled": epoch,',
+        '{"shuffled": 0,',
+        "test_batching.py",
+    ),
+    mutant(
+        "mirrored epochs do not come back",
+        "batching.py",
+        'return batches[::-1] if order == "mirrored" and epoch % 2 else batches',
+        "return batches",
+        "test_batching.py",
+    ),
+    mutant(
+        "mirrored epochs draw a new partition each time",
+        "batching.py",
+        '"mirrored": epoch - epoch % 2',
+        '"mirrored": epoch',
+        "test_batching.py",
+    ),
+    mutant(
+        "with replacement repeats examples inside a minibatch",
+        "batching.py",
+        "torch.randperm(train_size, generator=draws)[:batch_size]",
+        "torch.randint(train_size, (batch_size,), generator=draws)",
+        "test_batching.py",
+    ),
+    mutant(
+        "a remainder is kept when it was to be dropped",
+        "batching.py",
+        "examples.split(batch_size)[:updates]",
+        "examples.split(batch_size)",
+        "test_batching.py",
+    ),
+    # -- problem ------------------------------------------------------------------------------------------------------
+    mutant(
+        "batch norm writes into the problem's buffers",
+        "problem.py",
+        "{name: value.clone() for name, value in self._constants.items()}",
+        "dict(self._constants)",
+        "test_problem.py",
+    ),
+    mutant(
+        "the problem shares buffers with the model",
+        "problem.py",
+        "name: self._cast(value.detach().clone()) for name, value in [*constants",
+        "name: self._cast(value.detach()) for name, value in [*constants",
+        "test_problem.py",
+    ),
+    mutant(
+        "weight decay without its half",
+        "problem.py",
+        "value = value + 0.5 * self.weight_decay",
+        "value = value + self.weight_decay",
+        "test_problem.py",
+    ),
+    mutant(
+        "a tiny mean is called a sum",
+        "problem.py",
+        "rtol=1e-3, atol=0.0)",
+        "rtol=1e-3)",
+        "test_problem.py",
+    ),
+    # -- schedules and n-step SGD -------------------------------------------------------------------------------------
+    mutant(
+        "the decay begins a tenth late",
+        "schedules.py",
+        "0.5 ** max(0, tenths_done - 4)",
+        "0.5 ** max(0, tenths_done - 5)",
+        "test_schedules.py",
+    ),
+    mutant(
+        "inner steps add up their gradients",
+        "nstep.py",
+        "            self.zero_grad()\n",
+        "",
+        "test_nstep.py",
+    ),
+    mutant(
+        "the effective rate forgets n",
+        "nstep.py",
+        "return self.inner_steps * rates.pop()",
+        "return rates.pop()",
+        "test_nstep.py",
+    ),
+    mutant(
+        "weight decay with the wrong sign",
+        "nstep.py",
+        'alpha=group["weight_decay"])',
+        'alpha=-group["weight_decay"])',
+        "test_nstep.py",
+    ),
+    # -- other people's coefficients ----------------------------------------------------------------------------------
+    mutant(
+        "λ = c instead of 2c, both ways",
+        "convert.py",
+        "    return fact.per_unit(**",
+        "    return 0.5 * fact.per_unit(**",
+        "test_convert.py",
+    ),
+    mutant(
+        "autograd-pen taken for the other implementations",
+        "convert.py",
+        'lambda learning_rate: learning_rate / 2,\n            "implementation = autograd-pen',
+        'lambda learning_rate: learning_rate / 4,\n            "implementation = autograd-pen',
+        "test_convert.py",
+    ),
+)
+
+
+def apply(change: Mutant, tree: Path) -> None:
+    """Edit the copy in `tree`; refuses when the old text is not there exactly once."""
+    path = tree / "src" / "tacit" / change.file
+    text = path.read_text()
+    if text.count(change.old) != 1:
+        found = f"the old text occurs {text.count(change.old)} times in {change.file}"
+        raise SystemExit(f"{change.name}: {found}; expected once.")
+    path.write_text(text.replace(change.old, change.new))
+
+
+def copy_tree(into: Path) -> Path:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, into / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, into / name)
+    return into
+
+
+def run_tests(tree: Path, tests: tuple[str, ...], *, stop_early: bool) -> tuple[int, str]:
+    """Pytest's exit code and last line, with the package imported from the copy."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # an edit within the same second would otherwise meet stale bytecode
+        "OMP_NUM_THREADS": "1",
+    }
+    where = subprocess.run(
+        [sys.executable, "-c", "import tacit; print(tacit.__file__)"],
+        env=environment, cwd=tree, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    if not where.stdout.startswith(str(tree)):
+        raise SystemExit(f"the tests would import {where.stdout.strip()} and not the copy.")
+    paths = [str(Path("tests") / test) for test in tests]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "not slow", *(["-x"] if stop_early else []), *paths]
+    done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return done.returncode, lines[-1] if lines else done.stderr.strip()[-200:]
+
+
+def try_mutant(change: Mutant) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tree = copy_tree(Path(folder))
+        apply(change, tree)
+        code, line = run_tests(tree, change.tests, stop_early=True)
+    return {TESTS_FAILED: "killed", ALL_PASSED: "SURVIVED"}.get(code, "BROKEN"), line
+
+
+def try_baseline(mutants: list[Mutant]) -> None:
+    """Without any edit the named tests must pass, or a red test would mean nothing."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tests = tuple(sorted({test for change in mutants for test in change.tests}))
+        code, line = run_tests(copy_tree(Path(folder)), tests, stop_early=False)
+    print(f"baseline: {line}", flush=True)
+    if code != ALL_PASSED:
+        raise SystemExit("the tests fail without any mutant; repair them first.")
+
+
+def main(names: list[str]) -> None:
+    unknown = set(names) - {change.name for change in MUTANTS}
+    if unknown:
+        raise SystemExit(f"no mutant is named {sorted(unknown)[0]!r}.")
+    chosen = [change for change in MUTANTS if not names or change.name in names]
+    began = time.monotonic()
+    try_baseline(chosen)
+    outcomes = []
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for change, (outcome, line) in zip(chosen, pool.map(try_mutant, chosen), strict=True):
+            outcomes.append(outcome)
+            print(f"{outcome:9} {change.file:28} {change.name:55} {line}", flush=True)
+    killed = outcomes.count("killed")
+    print(f"{killed} of {len(chosen)} mutants killed in {time.monotonic() - began:.0f} s")
+    if killed < len(chosen):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
