@@ -59,7 +59,7 @@ class Part:
     """One study folder: the study, the rows it has so far, and where they come from."""
 
     study: Study
-    rows: list[Row]
+    rows: Sequence[Row]
     metas: list[dict[str, Any]]
     folder: str
 

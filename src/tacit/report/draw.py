@@ -26,7 +26,7 @@ COLOURS = {
 }  # fmt: skip
 # Figures outside the paper have curves of no fixed meaning.
 PALETTE = ("#1f6fb4", "#d9720b", "#2a8a3a", "#7b3294", "#c2347d", "#17a589", "#b8860b", "#6f6f6f")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "svg.hashsalt": "tacit",  # the same figure is the same bytes
     "font.family": ["DejaVu Sans", "sans-serif"],
@@ -121,7 +121,8 @@ def _draw_curve(axis: Axes, curve: Curve, panel: Panel, *, factor: float, id: st
                 if is_kept == kept and point.counts == counted
             ]
             if runs:
-                marks = axis.scatter(*zip(*runs, strict=True), s=13, facecolors=face, edgecolors=colour, alpha=alpha)
+                across, up = np.array(runs).T
+                marks = axis.scatter(across, up, s=13, facecolors=face, edgecolors=colour, alpha=alpha)
                 marks.set(linewidth=0.8, gid=f"{id}-runs{int(kept)}{int(counted)}")
 
 
@@ -143,7 +144,8 @@ def _power_ticks(axis: Any, values: list[float]) -> None:
 def _handle(curve: Curve) -> Any:
     from matplotlib.lines import Line2D
 
-    dash = {"line": "-", "dashed": "--", "level": ":"}[curve.style]
+    dashes: dict[str, Any] = {"line": "-", "dashed": "--", "level": ":"}
+    dash = dashes[curve.style]
     return Line2D([], [], color=colour_of(curve), linestyle=dash, linewidth=1.8, label=curve.label)
 
 

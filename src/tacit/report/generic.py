@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tacit._errors import InputError
 from tacit.report.draw import PALETTE
@@ -52,7 +52,7 @@ def generic_figure(id: str, source: Source) -> Figure:
     return figure(id, title, (panel,), None, caption(source, source.rows, says=says), list(source.rows))
 
 
-def _choice(id: str, key: str, value: str, known: dict[str, object] | dict[str, str]) -> str:  # type: ignore[type-arg]
+def _choice(id: str, key: str, value: str, known: Mapping[str, object]) -> str:
     if value not in known:
         raise InputError(f"figure {id}: {key} is {value!r}; expected one of {', '.join(known)}.")
     return value

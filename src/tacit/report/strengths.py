@@ -203,7 +203,8 @@ def figure_1c(source: Source) -> Figure:
     verdict = Verdict(
         claim="A larger learning rate and a larger strength both leave a smaller implicit regularizer C_reg.",
         seen=f"From ε = {power(found.small_rate)} to the best ε = {power(at_rate)}, C_reg changes by a factor "
-        f"2^{fall_rate.value:.1f}; from λ = 0 to the best λ = {power(at_strength)}, by 2^{fall_strength.value:.1f}. "
+        f"{exponent_text(round(fall_rate.value, 1))}; from λ = 0 to the best λ = {power(at_strength)}, by "
+        f"{exponent_text(round(fall_strength.value, 1))}. "
         f"Against λ it is lowest at λ = {power(lowest.x)}.",
         number=decisive,
         unit="= log₂ of the change, the larger of the two",

@@ -52,7 +52,8 @@ def figure_2a(source: Source) -> Figure:
         "for training accuracy.",
         seen=f"Test accuracy is highest at ε = {power(test.x[highest])} "
         f"({percent(test.points[highest].summary.value)}), where training accuracy is "
-        f"{percent(train.points[highest].summary.value)}. Training accuracy is already at its highest from ε = {power(test.x[trained])} on, where test accuracy is "
+        f"{percent(train.points[highest].summary.value)}. Training accuracy is already at its highest from "
+        f"ε = {power(test.x[trained])} on, where test accuracy is "
         f"{percent(test.points[trained].summary.value)}: a factor {test.x[highest] / test.x[trained]:g} in the rate.",
         number=points(gain),
         unit="points from the larger rate",

@@ -104,7 +104,8 @@ def ensemble(cells: Sequence[Array], *, best: int | None = None, draws: int = DR
     """Each cell holds the values of one grid point's runs; they are resampled independently of the other points.
 
     Runs of n seeds scatter too little around their own mean, by (n−1)/n in variance, which matters at n = 3: the
-    resampled summaries are spread by √(n/(n−1)) to make up for it.
+    resampled summaries are spread by √(n/(n−1)) to make up for it. They are centred on the observed one: a resample
+    repeats some runs and misses others, so its best k are lower than those of the runs on average.
     """
     observed = np.array([float(best_mean(cell, best)) for cell in cells])
     drawn = np.empty((draws, len(cells)))
@@ -113,7 +114,8 @@ def ensemble(cells: Sequence[Array], *, best: int | None = None, draws: int = DR
         # Seeded by the cell itself: the same point is drawn alike wherever it appears, other points independently.
         picks = np.random.default_rng([seed, zlib.crc32(cell.tobytes())]).integers(count, size=(draws, count))
         spread = math.sqrt(count / (count - 1)) if count > 1 else 1.0
-        drawn[:, index] = observed[index] + spread * (best_mean(cell[picks], best) - observed[index])
+        summaries = best_mean(cell[picks], best)
+        drawn[:, index] = observed[index] + spread * (summaries - summaries.mean())
     return Ensemble(observed, drawn, certain=all(len(cell) > 1 for cell in cells))
 
 

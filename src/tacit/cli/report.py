@@ -1,0 +1,50 @@
+"""`tacit report`: rows on disk → verdicts, figures and one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="report")(report)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Study folders, or folders of study folders.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; report.html in the first folder.")] = None,
+    figure: Annotated[list[str] | None, typer.Option("--figure", "-f", help="Only these figures.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also write results.json and one picture per figure into this folder.")
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Pictures of --export: svg, png or both.")] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    command: Annotated[str | None, typer.Option(help="The command the page names for making it again.")] = None,
+) -> None:
+    """Write one self-contained HTML page about finished (or unfinished) studies. Needs no torch.
+
+    Examples:
+
+    * `tacit report runs/mnist1d-quick`
+
+    * `tacit report runs/mnist1d-standard --export docs/results/mnist1d --kind svg --kind png`
+    """
+    from tacit._errors import InputError
+    from tacit.report import build_report, read_parts, write_page
+    from tacit.report.export import export as export_files
+    from tacit.report.terminal import print_verdicts
+
+    kinds = tuple(kind or ["svg"])
+    for each in kinds:
+        if each not in ("svg", "png"):
+            raise InputError(f"kind={each!r} is unknown; use svg or png.")
+    found = build_report(read_parts(folders), only=figure or [])
+    remake = command or "tacit report " + " ".join(str(folder) for folder in folders)
+    page = write_page(found, out or folders[0] / "report.html", command=remake, title=title)
+    if export is not None:
+        written = export_files(found, export, command=remake, kinds=kinds)
+        typer.echo(f"{len(written)} files in {export}", err=True)
+    print_verdicts(found)
+    print(f"report: {page}")

@@ -1,0 +1,69 @@
+"""`tacit reproduce`: the paper's figures on a small task, from nothing to a report with verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="reproduce")(reproduce)
+
+
+def reproduce(
+    figure: Annotated[
+        list[str] | None, typer.Option("--figure", "-f", help="A figure, such as 1b; repeat for more. All without it.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="quick: 3 seeds, coarse grids. standard: 7 seeds, best 5.")] = "quick",
+    dataset: Annotated[str, typer.Option(help="The task.")] = "mnist1d",
+    into: Annotated[Path | None, typer.Option(help="Folder of results; runs/DATASET-SCALE without it.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes, one core each; all cores without it.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
+) -> None:
+    """Train what the paper's figures need, judge every claim and write report.html.
+
+    Runs that are already in the folder are not trained again, so a stopped command goes on when repeated.
+
+    Examples:
+
+    * `tacit reproduce`
+
+    * `tacit reproduce --figure 1b --figure 3a`
+
+    * `tacit reproduce --scale standard --into runs/standard`
+    """
+    from tacit.report.terminal import print_verdicts
+    from tacit.studies import runner
+    from tacit.studies.estimate import in_words
+    from tacit.studies.library import library, studies_for
+    from tacit.studies.progress import Display
+
+    wanted = figure or []
+    studies = studies_for(wanted, library(dataset, scale))
+    folder = into or Path("runs") / f"{dataset}-{scale}"
+    plans = {name: runner.plan(study, folder / name, workers=workers) for name, study in studies.items()}
+    seconds = sum(plan.seconds for plan in plans.values())
+    runs = sum(len(study.runs) for study in studies.values())
+    count = next(iter(plans.values())).workers
+    print(f"{runs} runs in {len(studies)} studies, about {in_words(seconds)} on {count} workers, into {folder}")
+    if dry_run:
+        for plan in plans.values():
+            print(f"  {plan}")
+        return
+    try:
+        for name, study in studies.items():
+            runner.run(study, folder / name, workers=workers, watcher=Display())
+    except KeyboardInterrupt:
+        typer.echo("stopped; checkpoints are stored: run the same command again to go on.", err=True)
+        raise typer.Exit(130) from None
+    from tacit.report import build_report, read_parts, write_page
+
+    report = build_report(read_parts([folder / name for name in studies]), only=wanted)
+    command = " ".join(
+        ["tacit reproduce", *[f"--figure {id}" for id in wanted], f"--scale {scale} --dataset {dataset}"]
+    )
+    page = write_page(report, folder / "report.html", command=command)
+    print_verdicts(report)
+    print(f"report: {page}")

@@ -1,0 +1,90 @@
+"""The report's numbers and pictures as files for documents: JSON, SVG and PNG, made from the same figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tacit.report.catalogue import Report
+from tacit.report.draw import write_figure
+from tacit.report.figure import Curve, Figure
+from tacit.report.page import environment_facts, outcome_counts
+from tacit.studies.summary import Interval
+
+
+def export(report: Report, folder: Path, *, command: str, kinds: tuple[str, ...] = ("svg",)) -> list[Path]:
+    """Write results.json and one picture per figure and kind; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "results.json"]
+    _write(written[0], json.dumps(report_json(report, command=command), indent=1, ensure_ascii=False) + "\n")
+    for figure in report.figures:
+        for kind in kinds:
+            path = folder / f"figure-{figure.id}.{kind}"
+            write_figure(figure, path)
+            written.append(path)
+    return written
+
+
+def report_json(report: Report, *, command: str) -> dict[str, Any]:
+    return {
+        "command": command,
+        "outcomes": outcome_counts(report),
+        "runs": len(report.rows),
+        "environment": environment_facts(report),
+        "studies": {part.study.name: part.study.hash for part in report.parts},
+        "figures": [figure_json(figure) for figure in report.figures],
+        "absent": report.absent,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def curve_json(curve: Curve) -> dict[str, Any]:
+    """A curve for the JSON export: what is drawn, number by number."""
+    return {
+        "label": curve.label,
+        "points": [
+            {
+                "x": point.x,
+                "summary": _triple(point.summary),
+                "mean_of_all_runs": _triple(point.mean),
+                "runs": [value for value, _ in point.runs],
+                "diverged": point.diverged,
+                "counts": point.counts,
+            }
+            for point in curve.points
+        ],
+    }
+
+
+def _triple(number: Interval) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in (number.value, number.low, number.high)]
+
+
+def figure_json(figure: Figure) -> dict[str, Any]:
+    verdict = figure.verdict
+    return {
+        "figure": figure.id,
+        "title": figure.title,
+        "caption": figure.caption,
+        "runs": figure.runs,
+        "diverged": figure.diverged,
+        "verdict": None if verdict is None else {
+            "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number), "unit": verdict.unit,
+            "rule": verdict.rule, "outcome": verdict.outcome,
+        },
+        "panels": [
+            {
+                "x": panel.x_label, "y": panel.y_label, "y_is": {"log2": "log2 of the quantity", "percent": "a share",
+                                                                 "linear": "the quantity"}[panel.y_scale],
+                "curves": [curve_json(curve) for curve in panel.curves],
+            }
+            for panel in figure.panels
+        ],
+    }  # fmt: skip

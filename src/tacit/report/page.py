@@ -1,0 +1,163 @@
+"""The report: one HTML file that opens offline, verdicts first, then figures, then where it all comes from."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.report.catalogue import Report
+from tacit.report.draw import colour_of, panel_svg
+from tacit.report.figure import Figure, Panel, power
+from tacit.report.verdict import Outcome
+from tacit.studies.summary import Interval
+
+OUTCOMES: tuple[Outcome, ...] = ("agrees", "disagrees", "undecided")
+
+
+def render(report: Report, *, command: str, title: str | None = None) -> str:
+    """The page as text. `command` is what a reader types to make it again."""
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader("tacit.report", "."), autoescape=select_autoescape(default=True), trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("page.html.j2").render(
+        title=title or _title(report),
+        counts=outcome_counts(report),
+        figures=[_shown(figure) for figure in report.figures],
+        absent=report.absent,
+        runs=len(report.rows),
+        diverged=sum(row["status"] != "finished" for row in report.rows.values()),
+        environment=environment_facts(report),
+        studies=[_study_facts(part) for part in report.parts],
+        command=command,
+    )
+
+
+def write_page(report: Report, path: Path, *, command: str, title: str | None = None) -> Path:
+    """Write to a temporary name, then rename: a reader sees the old page or the new one."""
+    text = render(report, command=command, title=title)
+    temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def outcome_counts(report: Report) -> dict[str, int]:
+    found = Counter(figure.verdict.outcome for figure in report.figures if figure.verdict)
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
+def name_of(figure: Figure) -> str:
+    return f"Figure {figure.id}" if figure.id[:1].isdigit() else figure.id.capitalize()
+
+
+def _title(report: Report) -> str:
+    datasets = sorted({row["spec"]["dataset"] for row in report.rows.values()})
+    names = {"mnist1d": "MNIST-1D"}
+    return "Implicit regularization in SGD, on " + ", ".join(names.get(name, name) for name in datasets or ["no data"])
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+def _shown(figure: Figure) -> dict[str, Any]:
+    return {
+        "id": figure.id,
+        "name": name_of(figure),
+        "title": figure.title,
+        "verdict": figure.verdict,
+        "caption": figure.caption,
+        "panels": [panel_svg(figure, index) for index in range(len(figure.panels))],
+        "legend": _legend(figure),
+        "tables": [_table(panel) for panel in figure.panels[:1]],
+    }
+
+
+def _legend(figure: Figure) -> list[dict[str, Any]]:
+    """One entry per curve; switching it switches the curve of that label in every panel."""
+    entries: dict[str, dict[str, Any]] = {}
+    for index, panel in enumerate(figure.panels):
+        for number, curve in enumerate(panel.curves):
+            entry = entries.setdefault(curve.label, {"label": curve.label, "colour": colour_of(curve), "ids": []})
+            entry["style"] = {"line": "solid", "dashed": "dashed", "level": "dotted"}[curve.style]
+            entry["ids"].append(f"{figure.id}-p{index}-c{number}-")
+    return list(entries.values())
+
+
+def _table(panel: Panel) -> dict[str, Any]:
+    rows = [
+        {
+            "curve": curve.label,
+            "x": power(point.x) if panel.x_scale == "log2" else f"{point.x:g}",
+            "summary": _number(point.summary, panel),
+            "mean": _number(point.mean, panel),
+            "runs": len(point.runs),
+            "diverged": point.diverged,
+        }
+        for curve in panel.curves
+        if curve.style != "level" and not curve.traces
+        for point in curve.points
+    ]
+    return {"x": panel.x_label, "y": panel.y_label, "rows": rows}
+
+
+def _number(number: Interval, panel: Panel) -> str:
+    if panel.y_scale == "percent":
+        return Interval(100 * number.value, 100 * number.low, 100 * number.high).text(1)
+    if panel.y_scale == "log2":
+        ends = [2**value if math.isfinite(value) else math.nan for value in (number.value, number.low, number.high)]
+        return f"{ends[0]:.3g}" + ("" if math.isnan(ends[1]) else f" [{ends[1]:.3g}, {ends[2]:.3g}]")
+    return number.text(3)
+
+
+# -- where it comes from ----------------------------------------------------------------------------------------------
+def environment_facts(report: Report) -> dict[str, str]:
+    """Versions, commit and machine of the runs; several values are listed when fleets differ."""
+    metas = [meta for part in report.parts for meta in part.metas]
+    versions: dict[str, set[str]] = {}
+    for meta in metas:
+        for name, value in (meta.get("versions") or {}).items():
+            versions.setdefault(name, set()).add(str(value))
+    facts = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    facts["commit"] = _distinct([meta.get("commit") for meta in metas])
+    machines = [meta.get("machine") or {} for meta in metas]
+    facts["machine"] = _distinct(
+        [
+            ", ".join(str(value) for value in (machine.get("processor"), machine.get("architecture")) if value)
+            + (f", {machine['cores']} cores" if machine.get("cores") else "")
+            for machine in machines
+        ]
+    )
+    facts["training"] = f"{sum(float(meta.get('seconds') or 0) for meta in metas) / 60:.1f} core-minutes"
+    facts["ended"] = max((str(meta.get("ended") or "") for meta in metas), default="")
+    return {key: value for key, value in facts.items() if value}
+
+
+def _distinct(values: Sequence[object]) -> str:
+    return "; ".join(dict.fromkeys(str(value) for value in values if value))
+
+
+def _study_facts(part: Any) -> dict[str, Any]:
+    study = part.study
+    return {
+        "name": study.name,
+        "question": study.question,
+        "hash": study.hash,
+        "runs": len(part.rows),
+        "missing": part.missing,
+        "fixed": ", ".join(f"{key} = {_written(value)}" for key, value in study.fixed.items()),
+        "grids": [
+            "; ".join(f"{key}: {_written(values)}" for key, values in table.items()) for table in study.grid
+        ],
+    }  # fmt: skip
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_written(each) for each in value)
+    text = str(value)
+    return power(2.0 ** float(text[2:])) if text.startswith("2^") else text

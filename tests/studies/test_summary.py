@@ -1,0 +1,150 @@
+"""Summaries: best k of n, intervals, optimum, collapse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tacit.studies.summary import (
+    Interval, best_mean, collapse, ensemble, finite, group, optimum, other_curves, scores,
+)  # fmt: skip
+
+
+def cells_of(values: list[float], *, runs: int = 7, scatter: float = 0.0, seed: int = 0) -> list[np.ndarray]:
+    noise = np.random.default_rng(seed)
+    return [value + scatter * noise.standard_normal(runs) for value in values]
+
+
+# -- points -----------------------------------------------------------------------------------------------------------
+def test_the_best_5_of_7_leave_out_the_two_lowest() -> None:
+    assert best_mean(np.array([0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0]), 5) == pytest.approx(0.7)
+
+
+def test_the_mean_of_all_runs_counts_the_failed_one() -> None:
+    assert best_mean(np.array([0.0, 0.6, 0.6])) == pytest.approx(0.4)
+
+
+def test_a_run_that_diverged_before_it_was_evaluated_scores_zero() -> None:
+    rows = [{"best_test_accuracy": None}, {"best_test_accuracy": 0.5}]
+    assert scores(rows, "best_test_accuracy").tolist() == [0.0, 0.5]
+
+
+def test_a_diverged_run_has_no_final_loss() -> None:
+    rows = [
+        {"status": "finished", "full_loss": 0.25},
+        {"status": "diverged", "full_loss": None},
+        {"status": "diverged", "full_loss": 7.0},
+    ]
+    assert finite(rows, "full_loss").tolist() == [0.25]
+
+
+def test_rows_are_grouped_by_their_spec_in_order() -> None:
+    rows = [{"spec": {"seed": seed, "learning_rate": rate}} for rate in (0.5, 0.25) for seed in (0, 1)]
+    assert {key: len(found) for key, found in group(rows, "learning_rate").items()} == {(0.25,): 2, (0.5,): 2}
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+def test_the_interval_of_a_mean_covers_the_truth_about_as_often_as_it_says() -> None:
+    # 400 experiments of 7 runs: percentile intervals with n = 7 are known to fall a few per cent short of 95.
+    # Three standard errors of a share at 400 trials are 4 %, so 0.86 is a plan, not an excuse; 0.80 would be n/(n-1) gone.
+    noise = np.random.default_rng(3)
+    hits = 0
+    for _ in range(400):
+        found = ensemble([noise.standard_normal(7)], draws=400).point(0)
+        hits += found.low <= 0 <= found.high
+    assert 0.86 <= hits / 400 <= 0.98
+
+
+def test_three_runs_are_spread_by_what_their_own_mean_hides() -> None:
+    cell = np.array([0.0, 1.0, 2.0])
+    drawn = ensemble([cell], draws=20_000).draws[:, 0]
+    # Variance of a mean of three resampled from {0,1,2} is (2/3)/3; times 3/2 it is the unbiased 1/3.
+    assert drawn.var() == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_one_run_has_no_interval() -> None:
+    found = ensemble([np.array([0.5])]).point(0)
+    assert found.value == 0.5
+    assert math.isnan(found.low)
+
+
+def test_the_same_runs_are_drawn_alike_wherever_they_appear() -> None:
+    first, second = cells_of([0.1, 0.2], scatter=0.01)
+    assert np.array_equal(ensemble([first, second]).draws[:, 1], ensemble([second]).draws[:, 0])
+
+
+def test_draws_of_different_points_are_independent() -> None:
+    first, second = cells_of([0.1, 0.1], scatter=0.01)
+    drawn = ensemble([first, second]).draws
+    # 2000 draws: the correlation of independent columns has standard error 0.022; four of them.
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.09
+
+
+def test_an_interval_prints_its_ends() -> None:
+    assert Interval(5.25, 4.0, 6.0).text(1) == "5.2 [4.0, 6.0]"
+
+
+# -- optimum ----------------------------------------------------------------------------------------------------------
+def test_a_clear_optimum_has_a_point_as_its_interval() -> None:
+    found = optimum([0.25, 0.5, 1.0], ensemble(cells_of([0.4, 0.6, 0.5], scatter=0.001)))
+    assert (found.location.value, found.location.low, found.location.high) == (-1.0, -1.0, -1.0)
+
+
+def test_a_tie_within_the_noise_has_both_places_in_its_interval() -> None:
+    found = optimum([0.25, 0.5, 1.0], ensemble(cells_of([0.4, 0.6, 0.6], scatter=0.05)))
+    assert (found.location.low, found.location.high) == (-1.0, 0.0)
+
+
+# -- collapse ---------------------------------------------------------------------------------------------------------
+def batch_sweep(law: str) -> tuple[list[np.ndarray], list[int], list[float], list[float]]:
+    """Four batch sizes, six rates each; accuracy is one curve in ε/B or in ε, by the law."""
+    curve, temperature, rate, values = [], [], [], []
+    for batch in (8, 16, 32, 64):
+        for exponent in range(-11, -5):
+            curve.append(batch)
+            temperature.append(2.0**exponent)
+            rate.append(2.0**exponent * batch)
+            x = math.log2(temperature[-1] if law == "temperature" else rate[-1] / 16)
+            values.append(0.6 - 0.01 * (x + 7) ** 2)
+    return cells_of(values, scatter=0.002), curve, temperature, rate
+
+
+def test_curves_of_one_variable_collapse_on_it_and_not_on_its_rival() -> None:
+    cells, curve, temperature, rate = batch_sweep("temperature")
+    found = collapse(ensemble(cells, best=5), curve, temperature, rate)
+    assert found.score.low > 0.95
+    assert found.advantage.low > 0
+    assert found.gap_ratio.high < 0.5
+
+
+def test_the_rival_wins_when_the_curves_are_its() -> None:
+    cells, curve, temperature, rate = batch_sweep("rate")
+    found = collapse(ensemble(cells, best=5), curve, temperature, rate)
+    assert found.advantage.high < 0
+    assert found.rival_score.low > 0.95
+
+
+def test_noise_alone_does_not_collapse() -> None:
+    _, curve, temperature, rate = batch_sweep("rate")
+    cells = cells_of([0.5] * len(curve), scatter=0.02)
+    assert collapse(ensemble(cells), curve, temperature, rate).score.value < 0.2
+
+
+def test_no_curve_is_read_off_outside_its_range() -> None:
+    weights, reached = other_curves(["a", "a", "b", "b"], [1.0, 4.0, 2.0, 8.0])
+    assert reached.tolist() == [False, True, True, False]
+    assert weights[1].tolist() == [0.0, 0.0, 0.5, 0.5]  # 4 lies half way between 2 and 8 in log₂
+
+
+def test_a_curve_is_never_predicted_from_itself() -> None:
+    weights, _ = other_curves(["a", "a", "b", "b"], [1.0, 4.0, 1.0, 4.0])
+    assert weights[0, 0] == weights[0, 1] == 0.0
+    assert weights[0, 2] == 1.0
+
+
+def test_too_few_shared_points_give_no_score() -> None:
+    found = collapse(ensemble(cells_of([0.1, 0.2])), ["a", "b"], [1.0, 1.0], [1.0, 2.0])
+    assert math.isnan(found.score.value)
+    assert found.points == 0
