@@ -1,0 +1,213 @@
+"""The page is self-contained, complete and says what was left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from worlds import paper_world
+
+from tacit import InputError
+from tacit.cli import app
+from tacit.report import Report, build_report, read_parts, render
+from tacit.report.export import export
+from tacit.studies.library import library
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def root(make_world: Maker) -> Path:
+    return make_world(paper_world, diverges=lambda run: run.learning_rate == 0.5 and run.strength == 0)
+
+
+@pytest.fixture(scope="module")
+def report(root: Path) -> Report:
+    return build_report(read_parts([root]))
+
+
+@pytest.fixture(scope="module")
+def page(report: Report) -> str:
+    return render(report, command="tacit reproduce --scale quick")
+
+
+class Elements(HTMLParser):
+    """Every attribute that makes a browser fetch something, and the nesting of tags."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "path", "use", "rect", "line"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for key, value in attrs:
+            if key in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                self.addresses.append(value or "")
+            if key == "id":
+                self.ids.append(value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_fetches_nothing(page: str) -> None:
+    parser = Elements()
+    parser.feed(page)
+    assert all(address.startswith(("#", "data:,")) for address in parser.addresses)
+    assert "http" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#{id}" for id in parser.ids}
+
+
+def test_every_tag_is_closed(page: str) -> None:
+    parser = Elements()
+    parser.feed(page)
+    assert parser.open == []
+
+
+def test_the_page_is_small_enough_to_mail(page: str) -> None:
+    assert len(page.encode()) < 3_000_000
+
+
+def test_the_verdict_table_comes_before_the_figures(page: str) -> None:
+    assert 0 < page.index('class="verdicts"') < page.index('<section id="1a"')
+
+
+def test_every_figure_is_drawn_with_its_runs(report: Report, page: str) -> None:
+    for figure in report.figures:
+        section = page[page.index(f'<section id="{figure.id}"') :]
+        section = section[: section.index("</section>")]
+        assert section.count("<svg") == len(figure.panels)
+        assert section.count("<use") > 20 or figure.id == "1a"  # 1a draws runs as lines
+
+
+def test_captions_say_how_many_runs_and_which_were_left_out(report: Report) -> None:
+    figure = next(figure for figure in report.figures if figure.id == "2a")
+    assert "21 runs, 3 seeds per point" in figure.caption
+    assert "The 7 runs left out of those means are drawn hollow" in figure.caption  # one of three at seven rates
+    assert "3 runs diverged" in figure.caption
+
+
+def test_log_ticks_are_powers_of_two(page: str) -> None:
+    assert "2⁻³" in page
+
+
+def test_switching_a_curve_reaches_parts_of_the_drawing(page: str) -> None:
+    parser = Elements()
+    parser.feed(page)
+    for prefix in {part for text in re.findall(r'data-ids="([^"]*)"', page) for part in text.split()}:
+        assert any(id.startswith(prefix) for id in parser.ids), prefix
+
+
+def test_the_page_names_its_command_and_environment(page: str) -> None:
+    assert "tacit reproduce --scale quick" in page
+    assert "a processor" in page
+
+
+def test_the_same_rows_give_the_same_page(report: Report, page: str) -> None:
+    assert render(report, command="tacit reproduce --scale quick") == page
+
+
+def test_text_from_a_study_cannot_become_markup(root: Path) -> None:
+    found = render(build_report(read_parts([root])), command="<script>alert(1)</script>")
+    assert "<script>alert" not in found
+
+
+def test_an_unfinished_study_is_reported_as_such(make_world: Maker) -> None:
+    root = make_world(paper_world, only=("rates", "batch-rates"), keep=0.4)
+    found = render(build_report(read_parts([root])), command="")
+    assert "is unfinished" in found
+
+
+def test_a_figure_without_its_rows_is_named_with_the_reason(make_world: Maker) -> None:
+    report = build_report(read_parts([make_world(paper_world, only=("rates",))]))
+    assert "needs runs with a strength" in report.absent["1b"]
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+def test_the_export_holds_the_numbers_of_every_figure(report: Report, tmp_path: Path) -> None:
+    written = export(build_report(report.parts, only=["1b", "3a"]), tmp_path, command="x", kinds=("svg", "png"))
+    assert {path.name for path in written} == {
+        "results.json", "figure-1b.svg", "figure-1b.png", "figure-3a.svg", "figure-3a.png",
+    }  # fmt: skip
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["figures"][0]["verdict"]["outcome"] == "agrees"
+    assert len(found["figures"][0]["panels"][0]["curves"][0]["points"][0]["runs"]) == 3
+
+
+# -- study files ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scale", ["quick", "standard"])
+def test_no_run_is_trained_twice(scale: str) -> None:
+    hashes = [run.hash for study in library("mnist1d", scale).values() for run in study.runs]
+    assert len(set(hashes)) == len(hashes)
+
+
+@pytest.mark.parametrize(("scale", "best", "of"), [("quick", 2, 3), ("standard", 5, 7)])
+def test_a_scale_has_as_many_seeds_as_its_summary_says(scale: str, best: int, of: int) -> None:
+    for study in library("mnist1d", scale).values():
+        assert {run.seed for run in study.runs} == set(range(of))
+        assert (study.summary.best, study.summary.of) == (best, of)
+
+
+def test_the_standard_scale_builds_every_figure_too(make_world: Maker) -> None:
+    found = build_report(read_parts([make_world(paper_world, scale="standard")]))
+    assert found.absent == {}
+    assert len(found.figures) == 19
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+def test_report_writes_a_page_and_prints_the_verdicts(root: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(root), "--out", str(tmp_path / "page.html"), "--figure", "2a"])
+    assert result.exit_code == 0, result.output
+    assert "agrees" in result.output
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_without_a_study_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no study"):
+        read_parts([tmp_path])
+
+
+def test_reproduce_refuses_a_figure_that_does_not_exist() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--figure", "9z", "--dry-run"])
+    assert isinstance(result.exception, InputError)
+    assert "9z" in str(result.exception)
+
+
+def test_reproduce_refuses_an_unknown_dataset() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--dataset", "cifar", "--dry-run"])
+    assert "cifar" in str(result.exception)
+
+
+def test_figures_lists_every_figure_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    result = CliRunner().invoke(app, ["figures"])
+    assert result.exit_code == 0, result.output
+    assert "orders" in result.output
+    assert " min" in result.output
+
+
+def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, make_world: Maker) -> None:
+    root = make_world(paper_world, only=("batch-rates",))
+    stored = json.loads((root / "batch-rates" / "study.json").read_text())
+    stored["study"]["figures"] = {"mine": {"x": "temperature", "curve": "batch_size"}}
+    (root / "batch-rates" / "study.json").write_text(json.dumps(stored))
+    (figure,) = build_report(read_parts([root])).figures
+    assert figure.verdict is None
+    assert [curve.label for curve in figure.panels[0].curves] == [f"batch_size = {B}" for B in (32, 64, 8)]
