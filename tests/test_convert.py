@@ -7,8 +7,10 @@ the factor does not owe its success to a constant Hessian.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +163,12 @@ def test_known_pairs_from_their_papers() -> None:
     assert to_strength("discretisation_drift", -1.0, learning_rate=0.1) == pytest.approx(-0.1)  # cancels ε = 0.1
     pair = [to_strength(name, 0.5, learning_rate=0.8) for name in ("fullbatchtraining", "fullbatchtraining_pen")]
     assert pair == pytest.approx([0.2, 0.4])
+
+
+def test_the_documented_table_names_every_convention_and_no_other() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "choosing-a-method.md").read_text()
+    section = page.split("## Coming from another code base")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(CONVENTIONS)
 
 
 def test_what_is_missing_or_too_much_is_named() -> None:
