@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit._errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tacit.problem import Problem
     from tacit.theory.study import ConvergenceStudy
 
 
@@ -18,14 +21,19 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    problem: list[str] = typer.Option(
-        [], help="quadratic, logistic, tanh_mlp, or package.module:function that returns a tacit.Problem. Repeatable."
-    ),
-    json: Path | None = typer.Option(None, help="Write every finding, with its errors, to this file."),
-    figure: Path | None = typer.Option(None, help="Draw errors against learning rates into this file (png, svg, pdf)."),
-    picture: Path | None = typer.Option(
-        None, help="Only draw the two-dimensional picture of SGD and its flows into this file, and stop."
-    ),
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="quadratic, logistic, tanh_mlp, or module:function that returns a tacit.Problem. Repeatable."
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every finding, with its errors, to this file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw errors against learning rates into this file (png, svg, pdf).")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Only draw SGD and its flows in two dimensions into this file, and stop.")
+    ] = None,
 ) -> None:
     """Check every equation of the paper: predicted order, observed order, pass or fail. Exits 1 when one is missed.
 
@@ -64,7 +72,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _imported(name: str):  # type: ignore[no-untyped-def]
+def _imported(name: str) -> Callable[[], Problem]:
     import importlib
     import sys
 
@@ -73,9 +81,7 @@ def _imported(name: str):  # type: ignore[no-untyped-def]
 
     module_name, _, function_name = name.partition(":")
     if not function_name:
-        raise InputError(
-            f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function."
-        )
+        raise InputError(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function.")
     sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
     try:
         function = getattr(importlib.import_module(module_name), function_name)
@@ -113,7 +119,8 @@ def _print(study: ConvergenceStudy) -> None:
             colour = {"pass": "green", "fail": "red"}.get(finding.status if finding else "", "dim")
             cells.append(f"[{colour}]{'–' if seen is None else format(seen, '.3f')}[/]")
         verdict = row_verdict(by_problem)
-        table.add_row(statement, where, f"{predicted:g}", *cells, f"[{'red' if verdict == 'fail' else 'green'}]{verdict}[/]")
+        colour = "red" if verdict == "fail" else "green"
+        table.add_row(statement, where, f"{predicted:g}", *cells, f"[{colour}]{verdict}[/]")
     console.print(table)
     for finding in study.findings:
         if finding.not_measured:

@@ -21,6 +21,7 @@ from tacit.theory.corrections import (
     sgd_second_correction,
     sgd_second_correction_estimate,
 )
+from tacit.theory.finite_horizon import resummed_mean
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.iterates import gradient_descent, sgd
@@ -46,6 +47,7 @@ from tacit.theory.modified_losses import (
 )
 from tacit.theory.orders import Orders, orders_of
 from tacit.theory.study import ConvergenceStudy, Finding
+from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
 from tacit.theory.updates import (
     adam,
     gd_update,
@@ -66,6 +68,7 @@ __all__ = [
     "ModifiedFlow",
     "Orders",
     "Regime",
+    "SymbolicFlow",
     "adam",
     "commutator",
     "curvature",
@@ -91,6 +94,7 @@ __all__ = [
     "mean_sgd_epoch_update",
     "memory_corrections",
     "modified_flow",
+    "modified_flow_symbolic",
     "modified_loss_gd",
     "modified_loss_momentum",
     "modified_loss_nstep",
@@ -106,6 +110,7 @@ __all__ = [
     "problems",
     "regime",
     "require_third_derivatives",
+    "resummed_mean",
     "sgd",
     "sgd_epoch_update",
     "sgd_first_correction",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,11 +11,12 @@ from torch.func import vmap
 from tacit.theory import corrections as closed
 from tacit.theory import modified_losses as losses
 from tacit.theory import updates
+from tacit.theory.comparisons import Experiment, Rival, descent, ends_of, plus
 from tacit.theory.flows import gradient_flow_field
-from tacit.theory.iterates import Rule, heavy_ball_rule, penalized_rule, sgd_rule, walk
+from tacit.theory.iterates import heavy_ball_rule, penalized_rule, sgd_rule, walk
 from tacit.theory.landscape import Landscape
-from tacit.theory.memory import MemoryMethod, slow_memory
 from tacit.theory.logarithm import modified_flow
+from tacit.theory.memory import MemoryMethod, slow_memory
 from tacit.theory.orders import (
     ENUMERATED_SEQUENCES,
     Orders,
@@ -26,54 +25,6 @@ from tacit.theory.orders import (
     steps_of,
     steps_of_all_partitions,
 )
-
-RateField = Callable[[Tensor, Tensor], Tensor]  # (w, learning rate) -> velocity
-Loss = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Rival:
-    """One flow that a walk is compared with, and the order in ε at which their distance should vanish."""
-
-    statement: str
-    where: str
-    order: float
-    field: RateField
-    needs_exact_mean: bool = False  # its error is smaller than the noise of sampled orders
-    needs_third_derivatives: bool = False
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A walk, at every learning rate at once, and its rivals.
-
-    `ends(rates)` are the points reached, one row per rate, after `updates` learning rates of time from the start.
-    `stiffness` divides the learning rates: momentum makes the series converge later.
-    """
-
-    name: str
-    updates: float
-    ends: Callable[[Tensor], Tensor]
-    rivals: tuple[Rival, ...]
-    stiffness: float = 1.0
-    not_measured: str = ""
-
-
-def descent(loss: Loss, scape: Landscape, **rate_names: float) -> RateField:
-    """−∇loss(ω; ε) for a modified loss, which takes the learning rate under the given names, times a factor."""
-    return lambda w, rate: gradient_flow_field(
-        lambda point: loss(scape, point, **{name: factor * rate for name, factor in rate_names.items()})
-    )(w)
-
-
-def plus(field: RateField, correction: Callable[[Tensor], Tensor], *, power: int) -> RateField:
-    """field + ε^power · correction."""
-    return lambda w, rate: field(w, rate) + rate**power * correction(w)
-
-
-def ends_of(scape: Landscape, rule: Rule, steps: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The mean end of the walks along the steps, for every rate."""
-    return lambda rates: walk(scape, rule, scape.start.expand(len(rates), -1), rates, steps).mean(1)
 
 
 def gradient_descent(scape: Landscape) -> Experiment:
@@ -195,7 +146,9 @@ def nstep(scape: Landscape, orders: Orders, inner_steps: int) -> Experiment:
 def with_replacement(scape: Landscape) -> Experiment:
     batches = scape.batches_per_epoch
     too_many = batches**batches > ENUMERATED_SEQUENCES
-    rows = torch.zeros(1, batches, dtype=torch.long) if too_many else sequences_with_replacement(batches, length=batches)
+    rows = (
+        torch.zeros(1, batches, dtype=torch.long) if too_many else sequences_with_replacement(batches, length=batches)
+    )
     modified = descent(losses.modified_loss_gd, scape, learning_rate=1)
     return Experiment(
         "with replacement",
@@ -329,7 +282,9 @@ def random_partitions(scape: Landscape, sizes: tuple[int, ...], *, name: str, wh
         len(sizes),
         ends_of(scape, sgd_rule(scape), steps),
         (Rival(name, where, 3, descent(loss, scape, learning_rate=1)),),
-        not_measured=reason if scape.separable else "examples have no losses of their own, or batches do not cover them",
+        not_measured=reason
+        if scape.separable
+        else "the minibatches do not cover the examples, or the model mixes them",
     )
 
 

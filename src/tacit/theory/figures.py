@@ -75,10 +75,14 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.06, epochs: int =
     axis.plot(*paths["modified flow"].T, color=MODIFIED_FLOW, lw=2.5, label="gradient flow of C̃_SGD (Eq. 1)")
     axis.plot(*paths["SGD"].T, ".", color=SGD, ms=7, label="SGD, mean over the orders of each epoch")
     axis.plot(*paths["SGD"][0], "o", color="black", ms=6)
-    axis.annotate("start", paths["SGD"][0].tolist(), textcoords="offset points", xytext=(6, 6))
+    axis.annotate(
+        "start", (float(paths["SGD"][0][0]), float(paths["SGD"][0][1])), textcoords="offset points", xytext=(6, 6)
+    )
     axis.set_xlabel("first parameter a")
     axis.set_ylabel("second parameter b")
-    axis.set_title(f"½(ab − y)², y = 0 or 2: learning rate ε = {learning_rate:g}, {epochs} epochs of 2 minibatches", fontsize=10)
+    axis.set_title(
+        f"½(ab − y)², y = 0 or 2: learning rate ε = {learning_rate:g}, {epochs} epochs of 2 minibatches", fontsize=10
+    )
     axis.legend(loc="upper right", frameon=True)
     figure.tight_layout()
     return _saved(figure, target)

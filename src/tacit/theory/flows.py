@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from scipy.integrate import solve_ivp
@@ -11,12 +13,19 @@ from torch.func import grad, vmap
 from tacit._errors import InputError
 from tacit.theory.landscape import Field
 
+RateField = Callable[[Tensor, Tensor], Tensor]  # (w, learning rate) -> velocity
 RTOL = 1e-12
 ATOL = 1e-14  # orders are read off errors down to 1e-12: the integrator must stay below them
 
 
 def flow(
-    field: Field, start: Tensor, *, time: float, times: list[float] | None = None, rtol: float = RTOL, atol: float = ATOL
+    field: Field,
+    start: Tensor,
+    *,
+    time: float,
+    times: list[float] | None = None,
+    rtol: float = RTOL,
+    atol: float = ATOL,
 ) -> Tensor:
     """ω(time) on ω̇ = field(ω), ω(0) = start; with `times`, the stacked ω(t) at each of them.
 
@@ -60,7 +69,7 @@ def gradient_flow_field(loss: Field) -> Field:
     return lambda w: -descent(w)
 
 
-def flow_at_rates(field: Field, start: Tensor, rates: Tensor, *, updates: float, vectorize: bool = True) -> Tensor:
+def flow_at_rates(field: RateField, start: Tensor, rates: Tensor, *, updates: float, vectorize: bool = True) -> Tensor:
     """One flow per learning rate, all in one integration: ω(updates·ε) for each ε, stacked.
 
     `field(w, ε)` is the modified field. In the time s = t/ε all flows last equally long, dω/ds = ε f̃(ω; ε), so they
@@ -69,7 +78,7 @@ def flow_at_rates(field: Field, start: Tensor, rates: Tensor, *, updates: float,
     starts = start.expand(len(rates), -1) if start.dim() == 1 else start
 
     def scaled(w: Tensor, rate: Tensor) -> Tensor:
-        return rate * field(w, rate)  # type: ignore[call-arg]
+        return rate * field(w, rate)
 
     def together(points: Tensor) -> Tensor:
         if vectorize:

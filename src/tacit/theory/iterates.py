@@ -66,7 +66,9 @@ def walk(scape: Landscape, rule: Rule, starts: Tensor, rates: Tensor, steps: Seq
     return states
 
 
-def gradient_descent(problem: Problem | Landscape, *, learning_rate: float, steps: int, start: Tensor | None = None) -> Tensor:
+def gradient_descent(
+    problem: Problem | Landscape, *, learning_rate: float, steps: int, start: Tensor | None = None
+) -> Tensor:
     """ω₀, …, ω_steps of full-batch gradient descent, as rows."""
     scape, w = view(problem, start)
     points = [w]

@@ -27,7 +27,7 @@ def taylor_coefficients(curve: Curve, order: int) -> list[Tensor]:
 
 def _with_one_more(derivatives: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], tuple[Tensor, ...]]:
     def longer(x: Tensor) -> tuple[Tensor, ...]:
-        values, slopes = jvp(derivatives, (x,), (torch.ones_like(x),))
-        return (*values, slopes[-1])
+        found = jvp(derivatives, (x,), (torch.ones_like(x),))
+        return (*found[0], found[1][-1])
 
     return longer

@@ -105,7 +105,10 @@ def logarithm_weights(differences: int) -> list[Fraction]:
     """
     return [
         sum(
-            (Fraction((-1) ** (j - 1), j) * (-1) ** (j - i) * math.comb(j, i) for j in range(max(i, 1), differences + 1)),
+            (
+                Fraction((-1) ** (j - 1), j) * (-1) ** (j - i) * math.comb(j, i)
+                for j in range(max(i, 1), differences + 1)
+            ),
             start=Fraction(0),
         )
         for i in range(differences + 1)

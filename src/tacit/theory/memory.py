@@ -46,7 +46,9 @@ class MemoryMethod:
         probe = torch.linspace(-1.0, 2.0, self.slots * w.numel(), dtype=torch.float64).reshape(self.slots, -1)
         steady, kept = _steady_memory(self, w)
         if not bool((kept.abs() < 1).all()):
-            raise InputError(f"the memory keeps {kept.abs().max().item():.3g} of itself per step; expected less than 1.")
+            raise InputError(
+                f"the memory keeps {kept.abs().max().item():.3g} of itself per step; expected less than 1."
+            )
         scale = 1 + steady.abs().max().item()
         residual = (self.direction(w, steady)[1] - steady).abs().max().item() / scale
         tilted = jvp(lambda v: self.direction(w, v)[1], (steady,), (probe,))[1]
@@ -84,7 +86,8 @@ def slow_memory(method: MemoryMethod, w: Tensor, learning_rate: Tensor, *, order
 def _steady_memory(method: MemoryMethod, w: Tensor) -> tuple[Tensor, Tensor]:
     """Q₀, the fixed point of the memory at frozen w, and the kept fraction of each entry (the diagonal J)."""
     empty = torch.zeros(method.slots, w.numel(), dtype=torch.float64)
-    fresh, kept = jvp(lambda v: method.direction(w, v)[1], (empty,), (torch.ones_like(empty),))
+    found = jvp(lambda v: method.direction(w, v)[1], (empty,), (torch.ones_like(empty),))
+    fresh, kept = found[0], found[1]
     return fresh / (1 - kept), kept
 
 

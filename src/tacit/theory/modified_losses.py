@@ -6,7 +6,6 @@ differentiated. The quarter is written once, in `quarter_of`.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tacit._errors import InputError
@@ -27,6 +26,7 @@ def implicit_regularizer(problem: Problem | Landscape, parameters: Parameters = 
     Depends on how the examples were grouped into minibatches, not on their order. Weight decay is part of Ĉₖ, so it
     sits inside the norm; outside, the flow it predicts is one order worse.
 
+    >>> import torch
     >>> from tacit.theory import problems
     >>> problem = problems.logistic(batches=1)
     >>> grad = torch.cat([leaf.flatten() for leaf in problem.full_gradient().values()])

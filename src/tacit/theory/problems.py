@@ -25,7 +25,9 @@ def quadratic(*, batches: int = 4, batch_size: int = 2, weight_decay: float = 0.
     matrices = roots @ roots.transpose(1, 2) / 2 + 0.3 * torch.eye(dimension, dtype=DOUBLE)
     centres = 1.5 * torch.cos(1.1 * j[:, None] * (row + 1) + 1.9 * row + 0.2)
     inputs = torch.cat([matrices.reshape(train_size, -1), centres], dim=1)
-    return _problem(_Quadratic(dimension), _mean_output, (inputs, torch.zeros(train_size, dtype=DOUBLE)), batch_size, weight_decay)
+    return _problem(
+        _Quadratic(dimension), _mean_output, (inputs, torch.zeros(train_size, dtype=DOUBLE)), batch_size, weight_decay
+    )
 
 
 def logistic(*, batches: int = 4, batch_size: int = 2, weight_decay: float = 0.0) -> Problem:

@@ -9,8 +9,8 @@ from torch.func import vmap
 from tacit.problem import Problem
 from tacit.theory.iterates import sgd_rule
 from tacit.theory.landscape import Landscape, view
-from tacit.theory.memory import MemoryMethod
 from tacit.theory.logarithm import Update
+from tacit.theory.memory import MemoryMethod
 from tacit.theory.orders import orders_of, steps_of
 
 
@@ -77,7 +77,9 @@ def nesterov(problem: Problem | Landscape, *, momentum: float) -> MemoryMethod:
     return MemoryMethod(direction)
 
 
-def adam(problem: Problem | Landscape, *, beta1: float = 0.9, beta2: float = 0.999, delta: float = 1e-2) -> MemoryMethod:
+def adam(
+    problem: Problem | Landscape, *, beta1: float = 0.9, beta2: float = 0.999, delta: float = 1e-2
+) -> MemoryMethod:
     """Adam with δ inside the root, ω ← ω − ε m/√(v + δ), in its steady state (no bias correction).
 
     Inside, because a root that reaches zero is not smooth, and then no order holds.

@@ -12,13 +12,14 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.problem import Problem
 from tacit.theory import problems
-from tacit.theory.experiments import Experiment, Rival, all_experiments
+from tacit.theory.comparisons import Experiment, Rival
+from tacit.theory.experiments import all_experiments
 from tacit.theory.flows import flow_at_rates
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.landscape import Landscape
 from tacit.theory.orders import orders_of
-from tacit.theory.validity import curvature
 from tacit.theory.study import ConvergenceStudy, Finding
+from tacit.theory.validity import curvature
 
 REACH = 0.1  # m·ε·‖H‖ at the largest learning rate: small enough for the leading power to dominate
 RATES = 4  # ε, ε/2, ε/4, ε/8
@@ -78,9 +79,7 @@ def verify_all(names: Sequence[str] = tuple(problems.PROBLEMS)) -> ConvergenceSt
 
 
 def _errors(scape: Landscape, experiment: Experiment, rival: Rival, rates: Tensor, ends: Tensor) -> tuple[float, ...]:
-    reached = flow_at_rates(
-        rival.field, scape.start, rates, updates=experiment.updates, vectorize=scape.vectorizes
-    )
+    reached = flow_at_rates(rival.field, scape.start, rates, updates=experiment.updates, vectorize=scape.vectorizes)
     return tuple((ends - reached).norm(dim=1).tolist())
 
 
