@@ -154,6 +154,56 @@ MUTANTS: tuple[Mutant, ...] = (
         'lambda learning_rate: learning_rate / 4,\n            "implementation = autograd-pen',
         "test_convert.py",
     ),
+    # -- studies ------------------------------------------------------------------------------------------------------
+    mutant(
+        "a fleet penalises with λ/8",
+        "studies/batched_mlp.py",
+        "half = rates.learning_rate * rates.strength / 2  #",
+        "half = rates.learning_rate * rates.strength / 4  #",
+        "studies/test_batched_mlp.py",
+    ),
+    mutant(
+        "a fleet's Gram form forgets the biases",
+        "studies/batched_mlp.py",
+        "        moved += d.sum(1, keepdim=True)\n",
+        "",
+        "studies/test_batched_mlp.py",
+    ),
+    mutant(
+        "weight decay outside the penalised norm of a fleet",
+        "studies/batched_mlp.py",
+        "(1 + rates.strength * rates.weight_decay / 2)",
+        "1.0",
+        "studies/test_batched_mlp.py",
+    ),
+    mutant(
+        "all runs of a fleet share the first run's order",
+        "studies/fleet.py",
+        "order=run.order, seed=run.seed, epoch=epoch",
+        "order=run.order, seed=self.first.seed, epoch=epoch",
+        "studies/test_fleet.py",
+    ),
+    mutant(
+        "a diverged run goes on being recorded",
+        "studies/fleet.py",
+        "            if at is None:\n                for name, value",
+        "            if True:\n                for name, value",
+        "studies/test_fleet.py",
+    ),
+    mutant(
+        "the stored C_reg has a half for its quarter",
+        "studies/fleet.py",
+        "(total / (4 * self.first.batches_per_epoch))",
+        "(total / (2 * self.first.batches_per_epoch))",
+        "studies/test_fleet.py",
+    ),
+    mutant(
+        "the worst 5 of 7 instead of the best",
+        "studies/summary.py",
+        "np.sort(values, axis=-1)[..., count - kept :]",
+        "np.sort(values, axis=-1)[..., :kept]",
+        "studies/test_summary.py",
+    ),
 )
 
 

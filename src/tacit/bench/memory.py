@@ -26,10 +26,8 @@ def peak_bytes(workload: Workload, step: Step) -> int:
     Torch's profiler reports every allocation and release of the CPU allocator; the peak is the largest running sum.
     It repeats to the byte, which resident memory does not: on the 4096-wide MLP both agree to 1 %, on a small
     convolutional network the heap keeps freed pages and resident memory is off by a factor of three either way.
-    Scratch memory inside oneDNN is not seen.
+    Scratch memory inside oneDNN is not seen. The step must have run before: a first one may build what later ones keep.
     """
-    workload.model.zero_grad()
-    step()  # the first step may build caches that later ones keep
     workload.model.zero_grad()
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
