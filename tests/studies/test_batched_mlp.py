@@ -36,8 +36,8 @@ def autograd_losses(tensors: list[Tensor], inputs: Tensor, labels: Tensor, decay
         for at in range(layers):
             hidden = hidden @ tensors[at][run] + tensors[layers + at][run]
             hidden = hidden.relu() if at < layers - 1 else hidden
-        own = [tensor for tensor in tensors]
-        value = F.cross_entropy(hidden, labels[run]) + decay.flatten()[run] / 2 * sum(t[run].square().sum() for t in own)
+        squares = sum(tensor[run].square().sum() for tensor in tensors)
+        value = F.cross_entropy(hidden, labels[run]) + decay.flatten()[run] / 2 * squares
         gradient = torch.autograd.grad(value, tensors, create_graph=True)
         values.append(value)
         norms.append(sum(part.square().sum() for part in gradient))

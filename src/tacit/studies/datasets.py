@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -122,7 +123,8 @@ def _write(path: Path, data: Data) -> None:
         temporary.write_bytes(save(arrays, metadata={"sha256": _digest(arrays)}))
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _digest(arrays: dict[str, np.ndarray]) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 from tacit.studies.datasets import cache_folder
 from tacit.studies.packing import Fleet, finishing_time
 
+_SEEN: dict[str, float] = {}  # for this process, when the cache cannot be written
+
 
 def expected_seconds(fleets: Sequence[Fleet], *, workers: int, rate: float) -> float:
     """When the last worker ends; `rate` is millions of operations per second and worker."""
@@ -20,12 +22,13 @@ def expected_seconds(fleets: Sequence[Fleet], *, workers: int, rate: float) -> f
 
 def stored_rate(workers: int) -> float | None:
     """The rate seen in the last study with as many workers on this machine, if there was one."""
-    found = _read().get(_key(workers))
+    found = _read().get(_key(workers), _SEEN.get(_key(workers)))
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
 def store_rate(workers: int, rate: float) -> None:
     """Best effort: without a writable cache the next study measures again."""
+    _SEEN[_key(workers)] = rate
     path = _path()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):

@@ -35,7 +35,7 @@ def number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # the upper end turns a typing error into a sentence
 
 
 class RunSpec(BaseModel):

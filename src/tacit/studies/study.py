@@ -116,8 +116,10 @@ def _known_beside(error: ValidationError, top: list[str]) -> list[str]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"there is no study file {path}; expected a TOML file.") from None
     except IsADirectoryError:
@@ -125,9 +127,16 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{path.name} is not UTF-8 text; expected a TOML file.") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path.name} is not valid TOML: {error}.") from None
+        raise InputError(f"{path.name} is not valid TOML: {error}{_line_named_by(error, text)}.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _line_named_by(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """The line that the parser stopped at, so that the message names its key."""
+    found = re.search(r"at line (\d+)", str(error))
+    lines = text.splitlines()
+    return f": {shorten(lines[int(found[1]) - 1])}" if found and int(found[1]) <= len(lines) else ""
 
 
 # -- expansion --------------------------------------------------------------------------------------------------------

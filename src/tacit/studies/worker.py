@@ -7,7 +7,9 @@ pipe is gone, so is the worker.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -83,6 +85,13 @@ def calibrate(runs: list[dict[str, object]]) -> float:
     return fleet.cost * max(training.position - position, 1) / fleet.runs[0].minibatches / seconds
 
 
+def end_with(parent: int) -> None:
+    """End this process when its parent is gone, even in the middle of a long call."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def serve(pipe: Connection) -> None:
     prepare_process()
     send(pipe, Message("ready"))
@@ -107,6 +116,7 @@ def serve(pipe: Connection) -> None:
 
 
 def main() -> None:
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody would read the rows
         serve(Connection(int(sys.argv[1])))
 

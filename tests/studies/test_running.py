@@ -1,0 +1,319 @@
+"""Running a study: the same bytes however it is run, stopped, killed or damaged."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit import InputError
+from tacit.studies import runner, store, worker
+from tacit.studies.checkpoint import DamagedCheckpointError
+from tacit.studies.datasets import Data
+from tacit.studies.executors import LocalExecutor, Task, Watch, WorkersLostError
+from tacit.studies.fleet import Training
+from tacit.studies.packing import Fleet, pack
+from tacit.studies.runner import Watcher
+from tacit.studies.store import StudyFolder
+from tacit.studies.study import Study, parse_study
+from tacit.studies.wire import Message
+
+
+def study(**fixed: Any) -> Study:
+    small = {"train_size": 256, "batch_size": 16, "width": 16, "depth": 2, "evaluations": 3, **fixed}
+    grid = {"learning_rate": [0.05, 0.2, 1e5], "strength": [0.0, 0.05], "seed": [0, 1]}
+    return parse_study({"name": "small", "fixed": small, "grid": grid})
+
+
+SMALL = study(epochs=8)
+
+
+class InProcess:
+    """An executor without processes: what another executor must do, and a way to die at exact places."""
+
+    def __init__(self, data: Data, *, checkpoint_every: int = 40) -> None:
+        self.data, self.checkpoint_every = data, checkpoint_every
+
+    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+        for task in tasks:
+            training = Training(task.fleet, self.data)
+            if task.checkpoint is not None:
+                try:
+                    training.restore(task.checkpoint)
+                except DamagedCheckpointError as error:
+                    watch(task.fleet, Message("warning", {"text": str(error)}))
+            while not training.finished:
+                training.advance(until=training.position + self.checkpoint_every)
+                watch(task.fleet, Message("checkpoint", content=training.checkpoint()))
+            watch(task.fleet, Message("rows", {"rows": training.rows(), "seconds": 0.1}))
+
+    def calibrate(self, fleets: Sequence[Fleet]) -> float:
+        return 1e4
+
+    def close(self) -> None:
+        pass
+
+
+class Listener(Watcher):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def said(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def rows_on_disk(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("fleets/*/rows.jsonl"))}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, data: Data) -> dict[str, bytes]:
+    """The rows of SMALL, never interrupted."""
+    folder = tmp_path_factory.mktemp("straight")
+    runner.run(SMALL, folder, executor=InProcess(data, checkpoint_every=10**9))
+    return rows_on_disk(folder)
+
+
+# -- what comes back ----------------------------------------------------------------------------------------------
+def test_every_run_gets_one_row_in_the_order_of_the_study(tmp_path: Path, data: Data) -> None:
+    rows = runner.run(SMALL, tmp_path, executor=InProcess(data))
+    assert [row["run"] for row in rows] == [run.hash for run in SMALL.runs]
+    assert {row["status"] for row in rows if row["spec"]["learning_rate"] == 1e5} == {"diverged"}
+    assert {row["status"] for row in rows if row["spec"]["learning_rate"] < 1} == {"finished"}
+
+
+def test_a_finished_study_trains_nothing_again(tmp_path: Path, data: Data) -> None:
+    rows = runner.run(SMALL, tmp_path, executor=InProcess(data))
+
+    class Refuses(InProcess):
+        def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+            assert not tasks
+
+    assert runner.run(SMALL, tmp_path, executor=Refuses(data)) == rows
+
+
+def test_an_executor_of_an_unknown_name_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="local"):
+        runner.run(SMALL, tmp_path, executor="cloud")
+
+
+# -- dying at exact places ----------------------------------------------------------------------------------------
+class Death(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+@pytest.mark.parametrize("moment", ["before the file is written", "before the rename", "after the rename"])
+def test_dying_at_every_write_changes_no_byte(
+    moment: str, tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Die at the n-th write, go on to the end: for every n until the study has no n-th write."""
+    tiny, executor = study(epochs=2), InProcess(data, checkpoint_every=12)
+    runner.run(tiny, tmp_path / "straight", executor=executor)
+    write, replace = StudyFolder.write, os.replace
+    left = 0
+
+    def dying_write(self: StudyFolder, path: Path, content: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and moment == "before the file is written":
+            raise Death
+        write(self, path, content)
+
+    def dying_replace(source: Path, target: Path) -> None:
+        if left == 0 and moment == "before the rename":
+            raise Death
+        replace(source, target)
+        if left == 0 and moment == "after the rename":
+            raise Death
+
+    monkeypatch.setattr(StudyFolder, "write", dying_write)
+    monkeypatch.setattr(store.os, "replace", dying_replace)
+    for number in itertools.count(1):
+        left, folder = number, tmp_path / str(number)
+        try:
+            runner.run(tiny, folder, executor=executor)
+            break
+        except Death:
+            runner.run(tiny, folder, executor=executor)
+        assert rows_on_disk(folder) == rows_on_disk(tmp_path / "straight")
+    assert number > 10  # the study itself, checkpoints, metas, rows
+
+
+# -- damage -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("damage", ["truncated", "changed", "emptied", "meta gone", "rows of another fleet"])
+def test_damaged_rows_are_trained_again_with_a_message(
+    damage: str, tmp_path: Path, data: Data, straight: dict[str, bytes]
+) -> None:
+    runner.run(SMALL, tmp_path, executor=InProcess(data))
+    one, two = sorted(straight)[:2]
+    path = tmp_path / "fleets" / one / "rows.jsonl"
+    text = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(text[: len(text) // 2])
+    elif damage == "changed":
+        path.write_bytes(text.replace(b'"finished"', b'"diverged"', 1))
+    elif damage == "emptied":
+        path.write_bytes(b"")
+    elif damage == "meta gone":
+        path.with_name("meta.json").unlink()
+    else:
+        for name in ("rows.jsonl", "meta.json"):
+            path.with_name(name).write_bytes((tmp_path / "fleets" / two / name).read_bytes())
+    heard = Listener()
+    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=heard)
+    assert [one in said and "trained again" in said for said in heard.texts] == [True]
+    assert rows_on_disk(tmp_path) == straight
+
+
+def test_a_damaged_checkpoint_starts_over_and_says_so(tmp_path: Path, data: Data, straight: dict[str, bytes]) -> None:
+    fleet = pack(SMALL.runs)[0]
+    training = Training(fleet, data)
+    training.advance(until=50)
+    content = bytearray(training.checkpoint())
+    content[-5] ^= 1
+    folder = StudyFolder(tmp_path)
+    with folder.locked():
+        folder.write_checkpoint(fleet.id, bytes(content))
+    heard = Listener()
+    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=heard)
+    assert len(heard.texts) == 1
+    assert "checksum" in heard.texts[0]
+    assert rows_on_disk(tmp_path) == straight
+
+
+# -- real processes -----------------------------------------------------------------------------------------------
+LONG = study(epochs=200)  # a few seconds of training
+
+
+def start(folder: Path, *, workers: int = 2) -> subprocess.Popen[bytes]:
+    """The study LONG in a process of its own, with a checkpoint every twentieth of a second."""
+    code = (
+        "import sys, json; from tacit.studies import runner; from tacit.studies.study import parse_study\n"
+        "try: runner.run(parse_study(json.loads(sys.argv[1])), sys.argv[2], workers=int(sys.argv[3]),"
+        " checkpoint_seconds=0.05)\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, LONG.model_dump_json(), str(folder), str(workers)])
+
+
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory: pytest.TempPathFactory, data: Data) -> dict[str, bytes]:
+    """The rows of LONG, from one worker that was left in peace."""
+    folder = tmp_path_factory.mktemp("long")
+    runner.run(LONG, folder, workers=1)
+    return rows_on_disk(folder)
+
+
+def test_a_study_killed_at_a_dozen_random_moments_ends_with_the_same_bytes(
+    tmp_path: Path, long_rows: dict[str, bytes]
+) -> None:
+    """Two workers here, one in the fixture: the same bytes, so workers don't matter either."""
+    draws, kills, folder = random.Random(2021), 0, tmp_path / "0"
+    while kills < 12:
+        process = start(folder)
+        try:
+            process.wait(timeout=draws.uniform(0.3, 3.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        else:  # finished between two kills: compare, and begin another
+            assert process.returncode == 0
+            assert rows_on_disk(folder) == long_rows
+            folder = tmp_path / str(kills)
+    assert start(folder).wait(timeout=120) == 0
+    assert rows_on_disk(folder) == long_rows
+
+
+def test_ctrl_c_stores_checkpoints_and_ends_with_130(tmp_path: Path, long_rows: dict[str, bytes]) -> None:
+    process = start(tmp_path)
+    wait_for(lambda: list(tmp_path.glob("fleets/*/checkpoint.safetensors")))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert len(rows_on_disk(tmp_path)) < len(long_rows)
+    assert start(tmp_path).wait(timeout=120) == 0
+    assert rows_on_disk(tmp_path) == long_rows
+
+
+def wait_for(condition: Any, *, seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+class Killer(Listener):
+    """Kills the worker of the first fleet that tells of progress, a number of times."""
+
+    def __init__(self, executor: LocalExecutor, times: int) -> None:
+        super().__init__()
+        self.executor, self.times = executor, times
+
+    def advanced(self, done: float) -> None:
+        for each in self.executor._pool:
+            if self.times and each.task is not None and each.checkpoint is not None and each.process.poll() is None:
+                each.process.kill()
+                self.times -= 1
+
+
+def test_a_killed_worker_is_reported_and_its_fleet_goes_on(tmp_path: Path, long_rows: dict[str, bytes]) -> None:
+    with LocalExecutor(2) as executor:
+        killer = Killer(executor, times=2)
+        runner.run(LONG, tmp_path, executor=executor, workers=2, watcher=killer, checkpoint_seconds=0.05)
+    assert len(killer.texts) == 2
+    assert all("killed by signal 9" in text and "last checkpoint" in text for text in killer.texts)
+    assert rows_on_disk(tmp_path) == long_rows
+
+
+def test_a_fleet_that_loses_every_worker_is_left_out_and_said(tmp_path: Path) -> None:
+    with LocalExecutor(1) as executor:
+        killer = Killer(executor, times=100)
+        one = parse_study({**LONG.model_dump(), "grid": [{"learning_rate": [0.05]}]})
+        with pytest.raises(WorkersLostError, match="4 times"):
+            runner.run(one, tmp_path, executor=executor, watcher=killer, checkpoint_seconds=0.05)
+    assert len(killer.texts) == 4
+
+
+def test_a_worker_ends_when_its_study_is_gone() -> None:
+    parent = (
+        "import os, sys, subprocess; from tacit.studies.executors import _start\n"
+        "print(_start().process.pid, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not alive(pid), seconds=30)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_wrong_numbers_of_workers_are_a_sentence() -> None:
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(InputError, match="workers"):
+            LocalExecutor(wrong)  # type: ignore[arg-type]
+
+
+def test_calibration_measures_a_positive_rate(data: Data) -> None:
+    runs = [run.model_dump() for run in pack(SMALL.runs)[0].runs]
+    assert worker.calibrate(runs) > 0

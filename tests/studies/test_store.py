@@ -1,0 +1,167 @@
+"""The study folder: complete or absent files, one writer, nothing trusted without its checksum."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit import InputError
+from tacit.studies.store import Damage, StudyFolder, read_rows
+from tacit.studies.study import Study, parse_study
+
+STUDY = parse_study({"name": "s", "fixed": {"epochs": 2, "learning_rate": 0.1}, "grid": {"seed": [0, 1]}})
+ROWS = [{"run": run.hash, "status": "finished", "history": {"test_accuracy": [0.5]}} for run in STUDY.runs]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StudyFolder:
+    made = StudyFolder(tmp_path / "study")
+    with made.locked():
+        made.open_for(STUDY)
+        made.write_rows("f1", ROWS[::-1], meta={"seconds": 1.0})
+    return made
+
+
+def test_rows_come_back_in_the_order_of_the_study(folder: StudyFolder) -> None:
+    assert read_rows(folder.path) == ROWS
+
+
+def test_a_stored_study_is_the_study(folder: StudyFolder) -> None:
+    assert folder.study() == STUDY
+
+
+def test_the_checksum_of_the_rows_is_stored_beside_them(folder: StudyFolder) -> None:
+    meta = folder.meta("f1")
+    assert meta is not None
+    assert len(meta["rows_sha256"]) == 64
+    assert meta["seconds"] == 1.0
+
+
+DAMAGES = [lambda text: text[:-1], lambda text: text.replace(b"0.5", b"0.6"), lambda text: b""]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["truncated", "changed", "empty"])
+def test_damaged_rows_are_refused_with_a_sentence(damage: Any, folder: StudyFolder) -> None:
+    path = folder.rows_path("f1")
+    path.write_bytes(damage(path.read_bytes()))
+    assert isinstance(folder.rows("f1"), Damage)
+    with pytest.raises(InputError, match="checksum"):
+        read_rows(folder.path)
+
+
+def test_rows_without_their_meta_are_refused(folder: StudyFolder) -> None:
+    (folder.fleet_folder("f1") / "meta.json").unlink()
+    with pytest.raises(InputError, match=r"meta\.json"):
+        read_rows(folder.path)
+
+
+def test_a_folder_of_another_study_is_refused(folder: StudyFolder) -> None:
+    other = parse_study({"name": "other", "fixed": {"epochs": 3, "learning_rate": 0.1}})
+    with folder.locked(), pytest.raises(InputError, match="another study"):
+        folder.open_for(other)
+
+
+def test_a_new_question_about_the_same_runs_is_the_same_study(folder: StudyFolder) -> None:
+    asked = Study.model_validate({**STUDY.model_dump(), "question": "why?"})
+    with folder.locked():
+        folder.open_for(asked)
+    assert folder.study().question == "why?"
+    assert read_rows(folder.path) == ROWS
+
+
+def test_a_folder_from_a_newer_version_is_refused(folder: StudyFolder) -> None:
+    path = folder.path / "study.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    with pytest.raises(InputError, match="schema 2"):
+        folder.study()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "study": 3}', "\x00"])
+def test_a_damaged_study_json_is_a_sentence(content: str, folder: StudyFolder) -> None:
+    (folder.path / "study.json").write_text(content)
+    with pytest.raises(InputError, match=r"study\.json"):
+        read_rows(folder.path)
+
+
+def test_a_changed_run_in_study_json_is_noticed(folder: StudyFolder) -> None:
+    path = folder.path / "study.json"
+    path.write_text(path.read_text().replace('"epochs": 2', '"epochs": 3'))
+    with pytest.raises(InputError, match="hash"):
+        read_rows(folder.path)
+
+
+def test_a_folder_that_is_no_study_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"study\.json"):
+        read_rows(tmp_path)
+    with pytest.raises(InputError, match=r"study\.json"):
+        read_rows(tmp_path / "absent")
+
+
+# -- disks that refuse ------------------------------------------------------------------------------------------------
+def refuse_with(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+REFUSALS = [
+    (errno.ENOSPC, "disk is full"),
+    (errno.EROFS, "cannot be written"),
+    (errno.EACCES, "writable folder"),
+    (errno.EIO, "cannot be written"),
+]
+
+
+@pytest.mark.parametrize("code,words", REFUSALS)
+def test_a_disk_that_refuses_is_a_sentence_and_leaves_what_was_there(
+    code: int, words: str, folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    refuse_with(code, monkeypatch)
+    with pytest.raises(InputError, match=words):
+        folder.write_rows("f1", ROWS[:1], meta={})
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"), StudyFolder(tmp_path / "file" / "study").locked():
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_really_full_disk_is_a_sentence(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, mode="r", **more: real("/dev/full", mode, **more))
+    with pytest.raises(InputError, match="disk is full"):
+        folder.write_checkpoint("f1", b"x" * 10)
+
+
+# -- one writer -------------------------------------------------------------------------------------------------------
+HOLD = "import sys, time; from pathlib import Path; from tacit.studies.store import StudyFolder\n"
+HOLD += "with StudyFolder(Path(sys.argv[1])).locked(): print('held', flush=True); time.sleep(60)"
+
+
+def test_a_second_process_is_refused_and_a_dead_one_does_not_block(folder: StudyFolder) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=str(holder.pid)), folder.locked():
+            pass
+        assert folder.is_locked()
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert not folder.is_locked()
+    with folder.locked():
+        assert folder.is_locked()
