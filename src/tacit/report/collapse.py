@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tacit.report import verdict as rules
 from tacit.report.figure import Curve, Figure, Panel, caption, score_curve
 from tacit.report.selection import VARIABLES, MissingRowsError, Source, Variable, small_rate
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, below, both
-from tacit.studies.summary import Collapse, Ensemble, Row, collapse
+from tacit.studies.summary import Collapse, Row, collapse, select
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,7 @@ class Question:
         ]
         if not chosen:
             raise MissingRowsError("needs points whose runs reach 90 % training accuracy; the rows at hand have none.")
-        columns = [(curves[number].drawn, index) for number, index in chosen]
-        points = Ensemble(
-            np.array([part.observed[index] for part, index in columns]),
-            np.stack([part.draws[:, index] for part, index in columns], axis=1),
-            certain=all(part.certain for part, _ in columns),
-        )
+        points = select([(curves[number].drawn, index) for number, index in chosen])
         return collapse(
             points,
             curve=[number for number, _ in chosen],

@@ -10,40 +10,36 @@ from tacit.report.figure import Curve, Figure, Panel, Point, all_count, caption,
 from tacit.report.selection import MissingRowsError, Source
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, points, within
-from tacit.studies.summary import Array, Ensemble, Interval, Row, ensemble, group, scores
+from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, scores
 
 
-def highest_of(source: Source, rows: Sequence[Row]) -> tuple[Ensemble, list[tuple[int, float]]]:
-    """One column per (n, α): the ensemble over all of them, so that maxima over α carry their interval."""
-    cells: dict[tuple[int, float], list[Row]] = {}
-    for row in rows:
-        spec = row["spec"]
-        cells.setdefault((spec["inner_steps"], BARE.x.of(spec)), []).append(row)
-    keys = sorted(cells)
-    return ensemble([scores(cells[key], source.score) for key in keys], best=source.best), keys
+def highest(source: Source, rows: Sequence[Row]) -> dict[int, tuple[float, list[Row]]]:
+    """For every n, the bare rate with the highest summary, and the runs there."""
+    found: dict[int, tuple[float, list[Row]]] = {}
+    for (n,), of_n in group(rows, "inner_steps").items():
+        cells = _by_rate(of_n)
+        found[n] = max(cells, key=lambda cell: float(best_mean(scores(cell[1], source.score), source.best)))
+    return found
 
 
-def drop(source: Source, rows: Sequence[Row]) -> tuple[Interval, dict[int, tuple[float, float]]]:
-    """Highest test accuracy of the smallest n minus that of the largest, and for each n its best (α, accuracy)."""
-    found, keys = highest_of(source, rows)
-    steps = sorted({n for n, _ in keys})
-    if len(steps) < 2:
+def drop(source: Source, best: dict[int, tuple[float, list[Row]]]) -> Interval:
+    """Highest test accuracy of the smallest n minus that of the largest, each at its own best rate."""
+    if len(best) < 2:
         raise MissingRowsError("needs at least two values of inner_steps; the rows at hand have fewer.")
-    columns = {n: [index for index, key in enumerate(keys) if key[0] == n] for n in steps}
+    cells = [scores(best[n][1], source.score) for n in (min(best), max(best))]
+    return ensemble(cells, best=source.best).difference(0, 1)
 
-    def difference(y: Array) -> Array:
-        return y[..., columns[steps[0]]].max(axis=-1) - y[..., columns[steps[-1]]].max(axis=-1)
 
-    best = {}
-    for n in steps:
-        index = columns[n][int(found.observed[columns[n]].argmax())]
-        best[n] = (keys[index][1], float(found.observed[index]))
-    return found.interval(difference), best
+def summary_of(source: Source, rows: Sequence[Row]) -> float:
+    return float(best_mean(scores(rows, source.score), source.best))
 
 
 def highest_figure(id: str, title: str, source: Source, rows: list[Row], *, claim: str, says: str) -> Figure:
-    lost, best = drop(source, rows)
-    peaks = "; ".join(f"n = {n}: {percent(value)} at α = {power(alpha)}" for n, (alpha, value) in best.items())
+    best = highest(source, rows)
+    lost = drop(source, best)
+    peaks = "; ".join(
+        f"n = {n}: {percent(summary_of(source, runs))} at α = {power(alpha)}" for n, (alpha, runs) in best.items()
+    )
     steps = sorted(best)
     verdict = Verdict(
         claim=claim,
@@ -108,9 +104,13 @@ def _by_rate(rows: Sequence[Row]) -> list[tuple[float, list[Row]]]:
 
 def figure_4c(source: Source) -> Figure:
     rows = list(source.rows)
-    lost, best = drop(source, _tuned(source))
+    best = highest(source, _tuned(source))
+    lost = drop(source, best)
     steps = sorted(best)
-    peaks = "; ".join(f"n = {n}: {percent(value)}" for n, (_, value) in best.items())
+    peaks = "; ".join(
+        f"n = {n}: {percent(summary_of(source, runs))} after {runs[0]['spec']['epochs']} epochs"
+        for n, (_, runs) in best.items()
+    )
     verdict = Verdict(
         claim="With both the rate and the number of epochs tuned for each n, test accuracy still falls as n grows.",
         seen=f"Highest test accuracy over all rates and budgets: {peaks}.",
@@ -124,26 +124,33 @@ def figure_4c(source: Source) -> Figure:
     return figure("4c", "n-step SGD over epoch budgets", (panel,), verdict, caption(source, rows, says=says), rows)
 
 
+def shared_budgets(source: Source) -> list[int]:
+    """Numbers of epochs at which every n was run: tuning over others would favour the n that has them."""
+    budgets = [{row["spec"]["epochs"] for row in rows} for rows in group(source.rows, "inner_steps").values()]
+    shared = sorted(epochs for epochs in set.intersection(*budgets) if epochs is not None)
+    if not shared:
+        raise MissingRowsError("needs an epoch budget at which every n was run; the rows at hand have none.")
+    return shared
+
+
 def _tuned(source: Source) -> list[Row]:
-    """For every n, the runs of the epoch budget in which it gets highest."""
+    """For every n, the runs of the shared epoch budget in which it gets highest."""
     chosen: list[Row] = []
+    allowed = shared_budgets(source)
     for rows in group(source.rows, "inner_steps").values():
-        budgets = group([row for row in rows if row["spec"]["epochs"]], "epochs")
-        if not budgets:
-            raise MissingRowsError("needs runs with a number of epochs; the rows at hand have none.")
-        chosen += max(budgets.values(), key=lambda budget: float(highest_of(source, list(budget))[0].observed.max()))
+        budgets = group([row for row in rows if row["spec"]["epochs"] in allowed], "epochs")
+        reached = {key: highest(source, budget) for key, budget in budgets.items()}
+        winner = max(reached, key=lambda key: max(summary_of(source, runs) for _, runs in reached[key].values()))
+        chosen += budgets[winner]
     return chosen
 
 
 def figure_7c(source: Source) -> Figure:
     rows = list(source.rows)
     curves = budget_curves(source)
-    shared = sorted(set.intersection(*[set(curve.x) for curve in curves]))
-    if not shared:
-        raise MissingRowsError("needs an epoch budget at which every n was run; the rows at hand have none.")
     per_budget = {}
-    for epochs in shared:
-        per_budget[epochs], _ = drop(source, source.where(epochs=int(epochs)))
+    for epochs in shared_budgets(source):
+        per_budget[epochs] = drop(source, highest(source, source.where(epochs=epochs)))
     worst = max(per_budget, key=lambda epochs: abs(per_budget[epochs].value))
     decisive = per_budget[worst]
     steps = [curve.label for curve in curves]

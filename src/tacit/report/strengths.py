@@ -23,7 +23,7 @@ from tacit.report.figure import (
 from tacit.report.selection import VARIABLES, Source, need, small_rate
 from tacit.report.verdict import Verdict, above, below, both, points, within
 from tacit.studies.spec import number
-from tacit.studies.summary import Array, Ensemble, Interval, Optimum, Row, ensemble, group, optimum, scores
+from tacit.studies.summary import Array, Interval, Optimum, Row, ensemble, group, optimum, scores, side_by_side
 
 RATE, STRENGTH, TOTAL = VARIABLES["learning_rate"], VARIABLES["strength"], VARIABLES["total"]
 TEST = "highest test accuracy"
@@ -77,15 +77,6 @@ def level(curve: Curve, at: float, over: Curve, label: str) -> Curve:
 def optima(found: Sweeps) -> tuple[Optimum, Optimum]:
     rates, strengths = rate_curve(found), strength_curve(found)
     return optimum(rates.x, rates.drawn), optimum(strengths.x, strengths.drawn)
-
-
-def joint(*parts: Ensemble) -> Ensemble:
-    """Several curves' points side by side, for statistics that span them."""
-    return Ensemble(
-        np.concatenate([part.observed for part in parts]),
-        np.concatenate([part.draws for part in parts], axis=1),
-        certain=all(part.certain for part in parts),
-    )
 
 
 # -- 1a ---------------------------------------------------------------------------------------------------------------
@@ -155,7 +146,7 @@ def figure_1b(source: Source) -> Figure:
     def log_ratio(y: Array) -> Array:
         return exponents[count + y[..., count:].argmax(axis=-1)] - exponents[y[..., :count].argmax(axis=-1)]
 
-    ratio = joint(rates.drawn, strengths.drawn).interval(log_ratio)
+    ratio = side_by_side(rates.drawn, strengths.drawn).place(log_ratio)
     dotted = level(rates, found.small_rate, strengths, f"λ = 0 at ε = {power(found.small_rate)}")
     total = score_curve(source, found.strengths, x=TOTAL.of, label=strengths.label, colour="strength")
     panels = (
@@ -229,7 +220,7 @@ def log_fall(curve: Curve, at: float, base: Curve, base_at: float) -> Interval:
     count, i, j = len(curve.x), curve.x.index(at), base.x.index(base_at)
     if curve is base:
         return curve.drawn.difference(i, j)
-    return joint(curve.drawn, base.drawn).difference(i, count + j)
+    return side_by_side(curve.drawn, base.drawn).difference(i, count + j)
 
 
 def caption_of_all(source: Source, rows: list[Row], says: str) -> str:
@@ -246,12 +237,13 @@ def figure_6a(source: Source) -> Figure:
     best_rate, best_strength = optima(found)
     small, count = rates.x.index(found.small_rate), len(rates.x)
 
-    def recovered(y: Array) -> Array:
-        base = y[..., small]
-        gain = y[..., :count].max(axis=-1) - base
-        return (y[..., count:].max(axis=-1) - base) / np.where(gain > 0, gain, np.nan)
+    top_rate, top_strength = best_rate.index, count + best_strength.index
 
-    share = joint(rates.drawn, strengths.drawn).interval(recovered)
+    def recovered(y: Array) -> Array:
+        gain = y[..., top_rate] - y[..., small]
+        return (y[..., top_strength] - y[..., small]) / np.where(gain > 0, gain, np.nan)
+
+    share = side_by_side(rates.drawn, strengths.drawn).interval(recovered)
     dotted = level(rates, found.small_rate, strengths, f"λ = 0 at ε = {power(found.small_rate)}")
     panel = Panel((rates, strengths, dotted), "learning rate ε, or strength λ", TEST)
     verdict = Verdict(
