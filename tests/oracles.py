@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 
 def penalised_gradient(
-    model: nn.Module, loss_of: Callable[[nn.Module], Tensor], strength: float, *, seed: int = 0, skip: tuple[str, ...] = ()
+    model: nn.Module,
+    loss_of: Callable[[nn.Module], Tensor],
+    strength: float,
+    *,
+    seed: int = 0,
+    skip: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """∇Ĉ + (λ/2) H g by an explicit Hessian matrix in float64, row by row; `skip` leaves parameters out of the norm.
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Site
+from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite, Site
 
 
 class Capture(TorchFunctionMode):
-    """While active, calls of linear, convolution and embedding on tracked parameters are recorded as sites.
+    """While active, known operations on tracked parameters (linear, convolution, embedding, scalar) become sites.
 
     It works on functions, not modules, so a weight used through `F.linear` counts like an `nn.Linear`. A tracked
     parameter that takes part in any other operation is listed in `elsewhere`: its gradient is not known by factors.
@@ -42,7 +42,7 @@ class Capture(TorchFunctionMode):
     def record(self, site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         self.sites.append(site)
         device = weight.device.type
-        if torch.is_autocast_enabled(device) and not isinstance(site, EmbeddingSite):
+        if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         return site.apply(inputs, weight, bias)
@@ -99,12 +99,23 @@ def _embedding(
     return capture.record(EmbeddingSite(weight, padding_idx), input, weight, None)
 
 
+def _multiplication(capture: Capture, input: Any, other: Any, **kwargs: Any) -> Tensor | None:
+    for scalar, tensor in ((input, other), (other, input)):
+        if id(scalar) in capture.tracked and scalar.numel() == 1 and isinstance(tensor, Tensor) and not kwargs:
+            whole = tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype
+            if whole and id(tensor) not in capture.tracked:
+                return capture.record(ScalarSite(scalar, None), tensor, scalar, None)
+    return None
+
+
 _SITES: dict[Any, Callable[..., Tensor | None]] = {
     F.linear: _linear,
     F.conv1d: _convolution(1),
     F.conv2d: _convolution(2),
     F.conv3d: _convolution(3),
     F.embedding: _embedding,
+    torch.mul: _multiplication,
+    Tensor.mul: _multiplication,
 }
 
 

@@ -1,8 +1,8 @@
 """Layers whose weight gradient is known by its factors, so that it need not be formed inside the graph.
 
-A linear layer with input rows X and output-gradient rows D has the weight gradient G = DᵀX. While the penalty's graph is
-built, a `Site` keeps X and D instead of G. When the whole objective is differentiated, the layer's weight receives two
-contributions at once: (X, S) from the forward pass and (T, D) from the backward pass, one product of stacked rows:
+A linear layer with input rows X and output-gradient rows D has the weight gradient G = DᵀX. While the penalty's graph
+is built, a `Site` keeps X and D instead of G. When the whole objective is differentiated, the layer's weight receives
+two contributions at once: (X, S) from the forward pass and (T, D) from the backward pass, one product of stacked rows:
 
     ∇_W (Ĉ + (λ/4)‖∇Ĉ‖²) = [S; D]ᵀ [X; T]
 
@@ -22,8 +22,9 @@ from torch.nn import functional as F
 class Site(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
 
-    `inputs` (X) and `output_gradient` (D) are set by the inner pass. `tangents` (T) is set when the inner pass's input
-    gradient is differentiated, always before the layer's own outer pass: autograd runs later nodes first.
+    `inputs` (X) and `output_gradient` (D) are set by the inner pass. The outer pass visits a site three times, later
+    nodes first: its squared norm (which may leave `pulled`, V = ∂R/∂G, for the other two), its input gradient (which
+    leaves `tangents`, T), and the layer itself.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -34,6 +35,10 @@ class Site(ABC):
         self.inputs: Tensor | None = None
         self.output_gradient: Tensor | None = None
         self.tangents: Tensor | None = None
+        self.pulled: Tensor | None = None
+        self.pulled_bias: Tensor | None = None
+        self.has_input_gradient = False
+        self.visited = False
         self.factors: tuple[Tensor, Tensor] | None = None
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,20 +61,59 @@ class Site(ABC):
         """The sum of the output gradient over everything but the output's features."""
 
     def pull_back(
-        self, inputs: Tensor, output_gradient: Tensor, cotangent: Tensor, *, wants: tuple[bool, bool]
+        self, inputs: Tensor, output_gradient: Tensor, pulled: Tensor, pulled_bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of ⟨V, G(X, D)⟩ with respect to X and D: the layer itself with V for its weight."""
-        to_inputs = self.input_gradient(output_gradient, cotangent, inputs) if wants[0] else None
-        to_gradient = self.forward(inputs, cotangent, None) if wants[1] else None
-        return to_inputs, to_gradient
+        """The gradients of ⟨V, G(X, D)⟩ + ⟨v, b̄(D)⟩ for X and D: the layer itself with V and v for its parameters.
+
+        Where the site will be visited twice more, V is left for those visits, which add into tensors of their own.
+        """
+        if not self.has_input_gradient:
+            return None, self.forward(inputs, pulled, pulled_bias)
+        if self.visited:
+            raise RuntimeError("autograd visited a layer before its squared norm; use method='double_backward'.")
+        self.pulled = pulled if self.pulled is None else self.pulled + pulled
+        if pulled_bias is not None:
+            self.pulled_bias = pulled_bias if self.pulled_bias is None else self.pulled_bias + pulled_bias
+        return None, None
+
+    def differentiate_input_gradient(self, tangents: Tensor | None, weight: Tensor) -> Tensor | None:
+        """The gradient for D: T through the layer with W, and X through the layer with V."""
+        result = None if tangents is None else self.forward(tangents, weight, None)
+        if self.pulled is None:
+            return result
+        assert self.inputs is not None
+        extra = self.forward(self.inputs.detach(), *self._pulled_as(weight.dtype))
+        return extra if result is None else result.add_(extra)
+
+    def final_gradients(
+        self, inputs: Tensor, output_gradient: Tensor, weight: Tensor, wants: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The outer pass of the layer: gradients for inputs (S with W, D with V), weight (SᵀX + DᵀT) and bias."""
+        to_inputs = to_weight = to_bias = None
+        if wants[0]:
+            to_inputs = self.input_gradient(output_gradient, weight, inputs)
+            if self.pulled is not None:
+                pulled, _ = self._pulled_as(weight.dtype)
+                to_inputs.add_(self.input_gradient(self.recorded_gradient(), pulled, inputs))
+        if wants[1]:
+            to_weight = self.final_weight_gradient(inputs, output_gradient)
+        if wants[2]:
+            to_bias = self.bias_gradient(output_gradient)
+        return to_inputs, to_weight, to_bias
 
     def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
-        """SᵀX, plus DᵀT when the penalty's graph passed through this layer."""
         gradient = self.weight_gradient(inputs, output_gradient)
         if self.tangents is not None:
-            assert self.output_gradient is not None
-            gradient = gradient + self.weight_gradient(self.tangents, self.output_gradient.detach())
+            gradient = gradient + self.weight_gradient(self.tangents, self.recorded_gradient())
         return gradient
+
+    def recorded_gradient(self) -> Tensor:
+        assert self.output_gradient is not None
+        return self.output_gradient.detach()
+
+    def _pulled_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        assert self.pulled is not None
+        return self.pulled.to(dtype), None if self.pulled_bias is None else self.pulled_bias.to(dtype)
 
 
 class LinearSite(Site):
@@ -89,9 +133,8 @@ class LinearSite(Site):
 
     def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
         left, right = rows(output_gradient), rows(inputs)
-        if self.tangents is not None:
-            assert self.output_gradient is not None
-            left = torch.cat([left, rows(self.output_gradient.detach())])
+        if self.tangents is not None:  # one product of stacked rows: the weight-sized result is written once
+            left = torch.cat([left, rows(self.recorded_gradient())])
             right = torch.cat([right, rows(self.tangents)])
         if self.keep_factors:
             self.factors = (left, right)
@@ -131,6 +174,22 @@ class ConvolutionSite(Site):
         return output_gradient.sum(dim=[axis for axis in range(output_gradient.dim()) if axis != 1])
 
 
+class ScalarSite(Site):
+    """z = s · x for a parameter with one element, such as SkipInit's: its gradient is one inner product."""
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return inputs * weight
+
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+        return output_gradient * weight
+
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        return torch.dot(*_in_memory_order(inputs, output_gradient)).reshape(self.weight.shape)
+
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        raise AssertionError("a scalar factor has no bias")
+
+
 class EmbeddingSite(Site):
     """z = W[indices]: the input rows are one-hot, so the weight gradient is a sum of rows by index."""
 
@@ -154,9 +213,9 @@ class EmbeddingSite(Site):
         raise AssertionError("an embedding has no bias")
 
     def pull_back(
-        self, inputs: Tensor, output_gradient: Tensor, cotangent: Tensor, *, wants: tuple[bool, bool]
+        self, inputs: Tensor, output_gradient: Tensor, pulled: Tensor, pulled_bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        picked = F.embedding(inputs, cotangent)
+        picked = F.embedding(inputs, pulled)
         if self.padding_index is not None:  # those rows never enter the weight's gradient
             picked = picked.masked_fill((inputs == self.padding_index).unsqueeze(-1), 0.0)
         return None, picked
@@ -176,21 +235,20 @@ class _Layer(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         site: Site = ctx.site
         wants_inputs, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        if not site.inner:
+            site.visited = True
+            wants = (wants_inputs, wants_weight, wants_bias)
+            return (*site.final_gradients(inputs, output_gradient, weight, wants), None)
         input_gradient = weight_gradient = bias_gradient = None
+        site.inputs, site.output_gradient = inputs, output_gradient
         if wants_inputs:
+            site.has_input_gradient = True
             input_gradient = _InputGradient.apply(output_gradient, weight, inputs, site)
-        if site.inner:
-            site.inputs, site.output_gradient = inputs, output_gradient
-            # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
-            if site.weight_by_autograd and wants_weight:
-                weight_gradient = site.weight_gradient(inputs, output_gradient)
-            if site.bias_by_autograd and wants_bias:
-                bias_gradient = site.bias_gradient(output_gradient)
-        else:
-            if wants_weight:
-                weight_gradient = site.final_weight_gradient(inputs, output_gradient)
-            if wants_bias:
-                bias_gradient = site.bias_gradient(output_gradient)
+        # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
+        if site.weight_by_autograd and wants_weight:
+            weight_gradient = site.weight_gradient(inputs, output_gradient)
+        if site.bias_by_autograd and wants_bias:
+            bias_gradient = site.bias_gradient(output_gradient)
         return input_gradient, weight_gradient, bias_gradient, None
 
 
@@ -200,15 +258,24 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, site: Site) -> Tensor:
         ctx.save_for_backward(weight)
+        ctx.set_materialize_grads(False)
         ctx.site = site
         return site.input_gradient(output_gradient, weight, inputs.detach())
 
     @staticmethod
-    def backward(ctx: Any, tangents: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, tangents: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         (weight,) = ctx.saved_tensors
-        ctx.site.tangents = tangents
-        return ctx.site.forward(tangents, weight, None), None, None, None
+        ctx.site.tangents, ctx.site.visited = tangents, True
+        return ctx.site.differentiate_input_gradient(tangents, weight), None, None, None
 
 
 def rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _in_memory_order(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as vectors in one order of their elements; without a copy when both are channels-last."""
+    last = torch.channels_last
+    if left.dim() == 4 and left.is_contiguous(memory_format=last) and right.is_contiguous(memory_format=last):
+        left, right = left.permute(0, 2, 3, 1), right.permute(0, 2, 3, 1)
+    return left.reshape(-1), right.reshape(-1)

@@ -6,7 +6,7 @@ Direct form, for everything else:            G = Σ over uses of the layer's own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from tacit.penalty._sites import LinearSite, Site, rows
 
 
 def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
-    """‖G‖² for one weight over all its uses; `with_bias` adds ‖b̄‖², in the Gram form only."""
+    """‖G‖² for one weight over all its uses; `with_bias` adds ‖b̄‖² of the bias that is used just there."""
     if uses_gram(sites):
         return _gram_norm(sites, with_bias)
-    return _direct_norm(sites)
+    return _direct_norm(sites, with_bias)
 
 
 def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
@@ -45,9 +45,9 @@ def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
     return _GramNorm.apply(_wide(torch.cat(inputs)), _wide(torch.cat(gradients)), with_bias)
 
 
-def _direct_norm(sites: Sequence[Site]) -> Tensor:
+def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
     flat = [tensor for site in sites for tensor in (_wide(_inputs(site)), _wide(_output_gradient(site)))]
-    return _DirectNorm.apply(list(sites), *flat)
+    return _DirectNorm.apply(list(sites), with_bias, *flat)
 
 
 class _GramNorm(torch.autograd.Function):
@@ -70,25 +70,29 @@ class _GramNorm(torch.autograd.Function):
 
 class _DirectNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sites: list[Site], *flat: Tensor) -> Tensor:
-        pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        weight_gradient = sites[0].weight_gradient(*pairs[0])
-        for site, pair in zip(sites[1:], pairs[1:], strict=True):
-            weight_gradient = weight_gradient + site.weight_gradient(*pair)
-        ctx.save_for_backward(weight_gradient, *flat)
+    def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
+        pairs = list(zip(sites, flat[::2], flat[1::2], strict=True))
+        weight_gradient = _sum(site.weight_gradient(inputs, gradients) for site, inputs, gradients in pairs)
+        bias_gradient = _sum(site.bias_gradient(gradients) for site, _, gradients in pairs) if with_bias else None
+        ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
         ctx.sites = sites
-        return weight_gradient.square().sum()
+        norm = weight_gradient.square().sum()
+        return norm if bias_gradient is None else norm + bias_gradient.square().sum()
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        weight_gradient, *flat = ctx.saved_tensors
-        pulled = 2 * cotangent * weight_gradient  # V; ⟨V, G⟩ is bilinear in (X, D)
-        results: list[Tensor | None] = [None]
-        for number, site in enumerate(ctx.sites):
-            inputs, gradients = flat[2 * number], flat[2 * number + 1]
-            wants = ctx.needs_input_grad[1 + 2 * number : 3 + 2 * number]
-            results += site.pull_back(inputs, gradients, pulled, wants=wants)
+        weight_gradient, bias_gradient, *flat = ctx.saved_tensors
+        twice = 2 * cotangent
+        pulled, pulled_bias = twice * weight_gradient, None if bias_gradient is None else twice * bias_gradient
+        results: list[Tensor | None] = [None, None]
+        for site, inputs, gradients in zip(ctx.sites, flat[::2], flat[1::2], strict=True):
+            results += site.pull_back(inputs, gradients, pulled, pulled_bias)
         return tuple(results)
+
+
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    first, *rest = tensors
+    return sum(rest, first)
 
 
 def _inputs(site: Site) -> Tensor:

@@ -61,12 +61,12 @@ def second_pass(model: nn.Module, start: RandomState, generators: Sequence[torch
 
 
 @contextmanager
-def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float | Tensor) -> Iterator[None]:
+def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
     """Inside, each parameter holds ω + distance · direction; outside, its own storage again, untouched."""
     originals = [parameter.data for parameter in parameters]
     try:
         for parameter, step in zip(parameters, direction, strict=True):
-            parameter.data = torch.add(parameter.data, step * distance)
+            parameter.data = torch.add(parameter.data, step, alpha=distance)
         yield
     finally:
         for parameter, original in zip(parameters, originals, strict=True):

@@ -8,7 +8,7 @@ order, for central differences) the difference of the two estimates is at least 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,11 @@ class Views:
 
     def _gradient(self, loss: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
-        return [
-            torch.zeros_like(leaf) if gradient is None else gradient / self.task.scale
+        gradients = [
+            torch.zeros_like(leaf) if gradient is None else gradient
             for gradient, leaf in zip(found, self.leaves, strict=True)
         ]
+        return gradients if self.task.scale == 1 else [gradient / self.task.scale for gradient in gradients]
 
     def loss(self) -> Tensor:
         return torch.stack([loss.detach() for loss in self.losses]).mean()
@@ -63,31 +64,39 @@ class Views:
             ahead = self._gradient_at(closure, number, other, distances[other])
             behind = self._gradient_at(closure, number, other, -distances[other]) if central else self.gradients[number]
             width = 2 * distances[other] if central else distances[other]
-            products.append([(a - b) / width for a, b in zip(ahead, behind, strict=True)])
-        return [sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)]
+            torch._foreach_sub_(ahead, behind)  # in place: on a wide model a temporary costs as much as a layer
+            torch._foreach_div_(ahead, width * len(self.task.closures))
+            products.append(ahead)
+        for more in products[1:]:
+            torch._foreach_add_(products[0], more)
+        return products[0]
 
     def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
         task = self.task
-        with second_pass(task.model, self.starts[number], task.generators):
-            with moved(self.reached, self.directions[other], distance):
-                return self._gradient(task.loss(closure))
+        again = second_pass(task.model, self.starts[number], task.generators)
+        with again, moved(self.reached, self.directions[other], distance):
+            return self._gradient(task.loss(closure))
 
     def finish(self, products: Sequence[Tensor]) -> None:
-        """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks on parameters fire."""
+        """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks fire; uses up `products`."""
+        results = list(products)
+        torch._foreach_mul_(results, self.task.strength / 2)
+        for gradients in self.gradients:
+            torch._foreach_add_(results, gradients, alpha=1 / len(self.gradients))
         factor = self.task.weight * self.task.scale
-        means = [sum(parts[1:], parts[0]) / len(parts) for parts in zip(*self.gradients, strict=True)]
-        results = [factor * (g + self.task.strength / 2 * hg) for g, hg in zip(means, products, strict=True)]
+        if factor != 1:
+            torch._foreach_mul_(results, factor)
         torch.autograd.backward(self.leaves, results)
 
 
-def estimate(task: Task, distances_of: object, *, central: bool) -> Outcome:
+def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:
     """One step with distances from `distances_of(views)`, with the error estimated when `options['check']` is set."""
     views = Views(task)
     norm = views.inner_product()
     if min(views.direction_norms(), default=0.0) == 0.0:  # a stationary point: nothing to penalise, no direction
         views.finish([torch.zeros_like(leaf) for leaf in views.leaves])
         return Outcome(views.loss(), norm, 0.0)
-    distances: list[float] = distances_of(views)  # type: ignore[operator]
+    distances = distances_of(views)
     products = views.curvature_products(distances, central=central)
     error = None
     if task.options.get("check"):

@@ -48,9 +48,9 @@ def backward(task: Task) -> Outcome:
             f"model.{names[id(leaf)]}": moving.get(id(leaf), torch.zeros_like(leaf)).detach() for leaf in views.leaves
         }
         products.append(_directional_derivative(task, views, number, closure, point, tangent))
-    mean = [sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)]
-    views.finish(mean)
-    return Outcome(views.loss(), views.inner_product())
+    norm = views.inner_product()
+    views.finish([sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)])
+    return Outcome(views.loss(), norm)
 
 
 def _directional_derivative(
@@ -64,5 +64,5 @@ def _directional_derivative(
         return functional_call(closed, {**parameters, **buffers}, ()).reshape(())
 
     with second_derivatives(), second_pass(task.model, views.starts[number], task.generators):
-        _, derivative = jvp(grad(loss), (point,), (tangent,))
+        derivative = jvp(grad(loss), (point,), (tangent,))[1]
     return [derivative[name] for name in point]

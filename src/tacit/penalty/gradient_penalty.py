@@ -95,7 +95,8 @@ class GradientPenalty:
             raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
         if probability is not None and every != 1:
             raise InputError(f"every={every} and probability={probability}; expected at most one of the two.")
-        self.strength, self.micro_batch_size, self.every, self.probability = strength, micro_batch_size, every, probability
+        self.strength, self.micro_batch_size = strength, micro_batch_size
+        self.every, self.probability = every, probability
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         self.steps = 0
         self.last: PenaltyRecord | None = None
@@ -186,7 +187,9 @@ class GradientPenalty:
             raise InputError("the batch is empty; expected at least one example.")
         if length % size:
             remedy = f"Use a divisor of {length}." if size < length else f"Use at most {length}."
-            raise InputError(f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}")
+            raise InputError(
+                f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}"
+            )
         return list(zip(*[tensor.split(size) for tensor in batch], strict=True))
 
     def _record(self, outcomes: list[Outcome], strength: float) -> Tensor:

@@ -144,7 +144,7 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
     terms = []
     for sites in by_weight.values():
         bias = sites[0].bias
-        rides_along = bias is not None and by_bias.get(id(bias)) == sites and uses_gram(sites)
+        rides_along = bias is not None and by_bias.get(id(bias)) == sites
         if rides_along:
             del by_bias[id(bias)]
         terms.append(weight_squared_norm(sites, with_bias=rides_along))
