@@ -19,12 +19,12 @@ _HOMES = {
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
 }
-_MODULES = ("batching", "convert", "schedules", "theory")
+_MODULES = ("batching", "convert", "schedules", "studies", "theory")
 
-__all__ = ["BatchSampler", "FactoredSGD", "GradientPenalty", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules", "theory"]
+__all__ = ["BatchSampler", "FactoredSGD", "GradientPenalty", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules", "studies", "theory"]
 
 if TYPE_CHECKING:
-    from tacit import batching, convert, schedules, theory
+    from tacit import batching, convert, schedules, studies, theory
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
     from tacit.nstep import NStepSGD

@@ -43,7 +43,7 @@ class Executor(Protocol):
 
     def run(self, tasks: Sequence[Task], watch: Watch) -> None: ...
 
-    def calibrate(self, runs: Sequence[Fleet]) -> float: ...
+    def calibrate(self, fleets: Sequence[Fleet]) -> float: ...
 
     def close(self) -> None: ...
 
@@ -113,11 +113,11 @@ class LocalExecutor:
                 "the others are finished. Too little memory is the usual reason; run again to go on."
             )
 
-    def calibrate(self, runs: Sequence[Fleet]) -> float:
+    def calibrate(self, fleets: Sequence[Fleet]) -> float:
         """Millions of operations per second and worker, measured now."""
         self._start_missing(1)
         worker = self._pool[0]
-        send(worker.pipe, Message("calibrate", {"runs": [run.model_dump() for run in runs[0].runs]}))
+        send(worker.pipe, Message("calibrate", {"runs": [run.model_dump() for run in fleets[0].runs]}))
         while True:
             try:
                 message = receive(worker.pipe)

@@ -1,0 +1,125 @@
+"""`tacit run` and `tacit status`, as a user types them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tacit import cli
+from tacit.studies.packing import pack
+from tacit.studies.progress import Display
+from tacit.studies.runner import Plan, run
+from tacit.studies.study import load_study
+
+STUDY = """
+name = "small"
+question = "Does it run?"
+[fixed]
+train_size = 64
+batch_size = 16
+width = 8
+depth = 1
+epochs = 20
+evaluations = 2
+[grid]
+learning_rate = [0.1, 0.2]
+seeds = "0:2"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["tacit", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_a_study_runs_and_its_status_says_so(
+    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = file.parent / "out"
+    assert typed(monkeypatch, "run", file, "learning_rate=0.1,0.2,1e6", "--into", folder, "--workers", 1) == 0
+    out, err = capsys.readouterr()
+    assert out == f"6 rows (2 diverged) in {folder}\n"
+    assert err.startswith("small: 6 runs in 1 fleet, about ")
+    assert typed(monkeypatch, "status", folder) == 0
+    out = capsys.readouterr().out
+    assert "100% done" in out
+    assert "6 of 6 have a row" in out
+    assert "2 diverged" in out
+
+
+def test_a_dry_run_says_how_much_and_writes_nothing(
+    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = file.parent / "out"
+    assert typed(monkeypatch, "run", file, "--into", folder, "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("small: 4 runs in 1 fleet, about ")
+    assert not folder.exists()
+
+
+def test_the_status_of_a_folder_without_a_study_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "status", tmp_path) == 2
+    assert "study.json" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(
+    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "run", file, "--into", file / "inside") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_says_how_to_go_on(file: Path, data: object) -> None:
+    folder = file.parent / "out"
+    tacit = [sys.executable, "-c", "from tacit.cli import main; main()"]
+    process = subprocess.Popen(
+        [*tacit, "run", str(file), "epochs=200000", "--into", str(folder)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    end = time.monotonic() + 60
+    while not (folder / "study.json").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("run the same command again to go on.\n")
+    assert "Traceback" not in err
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = load_study(file)
+    display = Display(line_seconds=0.0)
+    display.planned(Plan(study, tuple(pack(study.runs)), frozenset(), 2, 3.0))
+    display.advanced(0.5)
+    display.said("a worker was killed")
+    display.ended()
+    plan, line, warning = capsys.readouterr().err.splitlines()
+    assert plan == "small: 4 runs in 1 fleet, about 3 s on 2 workers"
+    assert line.startswith("small: 50%, ")
+    assert line.endswith(" left")
+    assert warning == "a worker was killed"
+
+
+def test_a_study_runs_from_python_with_one_call(file: Path, data: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    rows = run(file, workers=1, overrides=["seeds=0"])
+    assert len(rows) == 2
+    assert (file.parent / "runs" / "small" / "study.json").exists()
