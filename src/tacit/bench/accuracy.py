@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,10 @@ UNIT_STEP = 2.0**20  # the update then dwarfs the parameters, so that subtractin
 
 @dataclass(frozen=True)
 class Oracle:
-    """∇Ĉ + (λ/2) ∇²Ĉ ∇Ĉ by double backward in float64, and its second term alone."""
+    """∇Ĉ + (λ/2) ∇²Ĉ ∇Ĉ by double backward in float64, parameter by parameter, and the norm of its second term."""
 
-    gradient: Tensor
-    penalty_part: Tensor
+    gradients: list[Tensor]
+    penalty_norm: float
 
 
 def oracle(workload: Workload) -> Oracle:
@@ -28,11 +29,11 @@ def oracle(workload: Workload) -> Oracle:
     inputs = workload.inputs.double() if workload.inputs.is_floating_point() else workload.inputs
     parameters = list(model.parameters())
     loss = torch.nn.functional.cross_entropy(model(inputs), workload.targets)
-    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-    squared_norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
-    curved = torch.autograd.grad(STRENGTH / 4 * squared_norm, parameters, allow_unused=True, materialize_grads=True)
-    penalty_part = _flatten(list(curved))
-    return Oracle(_flatten([gradient.detach() for gradient in gradients]) + penalty_part, penalty_part)
+    plain = torch.autograd.grad(loss, parameters, create_graph=True)
+    squared_norm = torch.stack([gradient.square().sum() for gradient in plain]).sum()
+    penalty = torch.autograd.grad(STRENGTH / 4 * squared_norm, parameters, allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        return Oracle([a + b for a, b in zip(plain, penalty, strict=True)], _norm(penalty))
 
 
 def relative_error(kind: StepKind, workload: Workload, reference: Oracle) -> float:
@@ -41,13 +42,17 @@ def relative_error(kind: StepKind, workload: Workload, reference: Oracle) -> flo
     G is read off the update itself, (ω − ω′)/lr, so that a step is judged by what it does to the parameters, whether
     or not it leaves a gradient behind.
     """
-    copied = Workload(copy.deepcopy(workload.model), workload.inputs, workload.targets)
-    step = kind.make(copied, UNIT_STEP)
-    before = _flatten([parameter.detach().double() for parameter in copied.model.parameters()])
-    step()
-    after = _flatten([parameter.detach().double() for parameter in copied.model.parameters()])
-    return float(((before - after) / UNIT_STEP - reference.gradient).norm() / reference.penalty_part.norm())
+    moved = Workload(copy.deepcopy(workload.model), workload.inputs, workload.targets)
+    kind.make(moved, UNIT_STEP)()
+    with torch.no_grad():
+        errors = (
+            (before.double() - after.double()) / UNIT_STEP - expected
+            for before, after, expected in zip(
+                workload.model.parameters(), moved.model.parameters(), reference.gradients, strict=True
+            )
+        )
+        return _norm(errors) / reference.penalty_norm
 
 
-def _flatten(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return float(sum(float(tensor.square().sum()) for tensor in tensors)) ** 0.5
