@@ -19,6 +19,7 @@ from tacit.theory.study import ConvergenceStudy
 
 # One colour, one meaning: the flow of C, the flow of C̃_SGD, what SGD does.
 GRADIENT_FLOW, MODIFIED_FLOW, SGD = "#7a7a7a", "#0b6e99", "#c4471c"
+PICTURE_MARKS = 15
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -55,7 +56,7 @@ def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
     return _saved(figure, target)
 
 
-def draw_picture(path: str | Path, *, learning_rate: float = 0.06, epochs: int = 200, seed_runs: int = 5) -> Path:
+def draw_picture(path: str | Path, *, learning_rate: float = 0.03, epochs: int = 450) -> Path:
     """Where the eye sees the difference: two parameters, gradient flow, modified flow, and SGD.
 
     The loss ½(ab − y)² with noisy labels has a valley of minima ab = 1. Gradient flow stops in it; the flow of C̃_SGD
@@ -73,7 +74,18 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.06, epochs: int =
     axis.plot(*paths["gradient flow"].T, color=GRADIENT_FLOW, lw=2.5, label="gradient flow of C")
     axis.plot(*paths["gradient flow"][-1], "s", color=GRADIENT_FLOW, ms=8)
     axis.plot(*paths["modified flow"].T, color=MODIFIED_FLOW, lw=2.5, label="gradient flow of C̃_SGD (Eq. 1)")
-    axis.plot(*paths["SGD"].T, ".", color=SGD, ms=7, label="SGD, mean over the orders of each epoch")
+    shown = slice(None, None, epochs // PICTURE_MARKS)
+    same_times = paths["modified flow"][:: (len(paths["modified flow"]) - 1) // PICTURE_MARKS]
+    axis.plot(
+        *same_times.T, "|", color=MODIFIED_FLOW, ms=14, mew=2, label=f"the same, every {epochs // PICTURE_MARKS} epochs"
+    )
+    axis.plot(
+        *paths["SGD"][shown].T,
+        ".",
+        color=SGD,
+        ms=9,
+        label=f"SGD, mean over orders, every {epochs // PICTURE_MARKS} epochs",
+    )
     axis.plot(*paths["SGD"][0], "o", color="black", ms=6)
     axis.annotate(
         "start", (float(paths["SGD"][0][0]), float(paths["SGD"][0][1])), textcoords="offset points", xytext=(6, 6)
@@ -88,7 +100,7 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.06, epochs: int =
     return _saved(figure, target)
 
 
-def picture_paths(*, learning_rate: float, epochs: int, points: int = 60) -> dict[str, Tensor]:
+def picture_paths(*, learning_rate: float, epochs: int, points: int = 4 * PICTURE_MARKS) -> dict[str, Tensor]:
     """The three paths of the picture at evenly spaced times; SGD is averaged over orders once per epoch."""
     scape = Landscape(problems.valley())
     steps = steps_of(scape, orders_of(scape.batches_per_epoch).rows)
@@ -98,7 +110,7 @@ def picture_paths(*, learning_rate: float, epochs: int, points: int = 60) -> dic
         where = walk(scape, sgd_rule(scape), where.unsqueeze(0), rates, steps)[0].mean(0)
         walked.append(where)
     time = epochs * scape.batches_per_epoch * learning_rate
-    times = torch.linspace(0.0, time, points * 4 + 1, dtype=torch.float64).tolist()
+    times = torch.linspace(0.0, time, points + 1, dtype=torch.float64).tolist()
     plain = gradient_flow_field(scape.loss)
     modified = gradient_flow_field(lambda w: modified_loss_sgd(scape, w, learning_rate=learning_rate))
     return {

@@ -14,7 +14,7 @@ from tacit.theory.landscape import Landscape, view
 # Names of autograd nodes, so that functional calls are seen as well as modules.
 KINKED = (
     "Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink", "Hardshrink",
-    "MaxPool", "AdaptiveMaxPool", "Abs", "Clamp", "Maximum", "Minimum", "SmoothL1", "Huber", "Elu", "Sign", "Round",
+    "Abs", "Clamp", "Maximum", "Minimum", "SmoothL1", "Huber", "Elu", "Sign", "Round",
     "Amax", "Max", "Min",
 )  # fmt: skip
 NORMALIZED = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm")
@@ -23,7 +23,7 @@ THIRD_DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-6 here
 
 def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
     """Warn when the loss has kinks (ReLU, max pooling, …): the orders assume an analytic loss. Returns their names."""
-    found = tuple(sorted({name for name in operations(problem) if name in KINKED}))
+    found = tuple(sorted({name for name in operations(problem) if _is_kinked(name)}))
     if found:
         warnings.warn(
             f"the loss uses {', '.join(found)}, which is not smooth: the predicted orders may not hold. "
@@ -33,11 +33,15 @@ def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
     return found
 
 
+def _is_kinked(name: str) -> bool:
+    return name in KINKED or "MaxPool" in name
+
+
 def require_third_derivatives(problem: Problem | Landscape) -> None:
     """Refuse models whose third derivatives torch computes wrongly, and silently.
 
-    Layer norm, instance norm and batch norm in training mode are such, when differentiated three times. The test is
-    numerical: ∇³C[v, v] by nested forward mode against a central difference of Hessian products.
+    torch's own layer norm and batch norm in training mode are such; a `Landscape` replaces them by exact forms, so this
+    catches what is left. The test is numerical: ∇³C[v, v] by nested forward mode against a difference of Hessian products.
     """
     error = third_derivative_error(problem)
     if error > THIRD_DERIVATIVE_ERROR:

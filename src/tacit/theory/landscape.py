@@ -11,6 +11,7 @@ from torch.func import grad, jvp, vmap
 from tacit import _tree
 from tacit._errors import InputError
 from tacit.problem import Problem
+from tacit.theory.exact_forms import ExactForms
 
 Field = Callable[[Tensor], Tensor]
 Parameters = Mapping[str, Tensor] | Tensor | None
@@ -60,7 +61,8 @@ class Landscape:
     # -- one set of examples --------------------------------------------------------------------------------------
     def loss_of(self, w: Tensor, examples: Tensor) -> Tensor:
         """Mean loss over the given examples."""
-        return self.problem.loss(_tree.unflatten(w, self.problem.parameters), examples)
+        with ExactForms():
+            return self.problem.loss(_tree.unflatten(w, self.problem.parameters), examples)
 
     def gradient_of(self, w: Tensor, examples: Tensor) -> Tensor:
         """Its gradient."""

@@ -168,13 +168,14 @@ def expected_modified_loss_sgd(
     learning_rate: float | Tensor,
     updates_per_epoch: int | None = None,
 ) -> Tensor:
-    """E[C̃_SGD] over random partitions of the examples into minibatches.
+    """The loss that SGD follows in the mean over random partitions of the examples into minibatches, E[C̃_SGD].
 
     E[C̃_SGD] = C + (ε/4) ‖∇C‖² + (N−B)/(N−1) (ε/4B) Γ                                            (Eq. 22)
              = C + (ε/4) ‖∇C‖² + ε (m−1)/(4(N−1)) Γ,   m updates per epoch.
 
-    The second form is also true when B does not divide N, whether the smaller last minibatch is kept or dropped; the
-    first is not. So only the number of updates per epoch matters, and it is the problem's own unless given.
+    When B does not divide N, whether the smaller last minibatch is kept or dropped, the mean iterate follows the second
+    form. It is then not the mean of C̃_SGD over partitions, nor the first form: only the number of updates per epoch
+    matters, and it is the problem's own unless given.
     """
     scape, w = view(problem, parameters)
     if scape.train_size < 2:

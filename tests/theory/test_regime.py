@@ -1,0 +1,76 @@
+"""`regime`: the two numbers and the verdict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit.theory import Landscape, curvature, mean_iterate, problems, regime
+from tacit.theory import modified_losses as losses
+from tacit.theory.flows import flow, gradient_flow_field
+
+
+@pytest.mark.parametrize("case", tuple(problems.PROBLEMS))
+def test_curvature_is_the_largest_eigenvalue_in_size(case: str) -> None:
+    scape = Landscape(problems.PROBLEMS[case]())
+    dense = torch.func.hessian(scape.loss)(scape.start)
+    assert curvature(scape) == pytest.approx(torch.linalg.eigvalsh(dense).abs().max().item(), rel=1e-9)
+
+
+def test_curvature_of_a_larger_model_by_lanczos() -> None:
+    scape = Landscape(problems.tanh_mlp(hidden=12))
+    dense = torch.func.hessian(scape.loss)(scape.start)
+    assert scape.size > 20
+    assert curvature(scape) == pytest.approx(torch.linalg.eigvalsh(dense).abs().max().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("case", tuple(problems.PROBLEMS))
+def test_the_verdict_goes_from_inside_to_outside_as_the_rate_grows(case: str) -> None:
+    scape = Landscape(problems.PROBLEMS[case]())
+    rates = [reach / (4 * curvature(scape)) for reach in (0.05, 8.0)]
+    assert [regime(scape, learning_rate=e).verdict for e in rates] == ["inside", "outside"]
+
+
+@pytest.mark.parametrize("case", tuple(problems.PROBLEMS))
+def test_inside_means_that_the_modified_loss_explains_most_of_the_displacement(case: str) -> None:
+    # The largest rate of the form 2^-k that is inside: there C̃_SGD is at least twice as close to SGD as C is.
+    problem = problems.PROBLEMS[case]()
+    scape = Landscape(problem)
+    rate = next(2.0**-k for k in range(-3, 12) if regime(problem, learning_rate=2.0**-k).verdict == "inside")
+    end = mean_iterate(problem, learning_rate=rate).mean
+    plain = flow(gradient_flow_field(scape.loss), scape.start, time=4 * rate)
+    modified = flow(
+        gradient_flow_field(lambda w: losses.modified_loss_sgd(scape, w, learning_rate=rate)),
+        scape.start,
+        time=4 * rate,
+    )
+    assert (end - modified).norm() < 0.5 * (end - plain).norm()
+
+
+def test_the_ratio_grows_in_proportion_to_the_rate() -> None:
+    small, large = (regime(problems.tanh_mlp(), learning_rate=e).next_to_first for e in (0.001, 0.01))
+    assert large == pytest.approx(10 * small)
+
+
+def test_many_batches_use_random_signs_and_say_so() -> None:
+    seen = regime(problems.logistic(batches=20, batch_size=1), learning_rate=0.001)
+    assert "random-sign" in str(seen)
+    exact = tacit.theory.sgd_second_correction(problems.logistic(batches=20, batch_size=1)).norm()
+    first = tacit.theory.sgd_first_correction(problems.logistic(batches=20, batch_size=1)).norm()
+    # Eight sign vectors: an estimate of the size, not the size.
+    assert seen.next_to_first == pytest.approx((0.001 * exact / first).item(), rel=1.0)
+
+
+def test_kinks_are_named_in_the_report() -> None:
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    inputs = torch.linspace(-1, 1, 4).reshape(4, 1)
+    problem = tacit.Problem(model, nn.functional.mse_loss, (inputs, inputs.square()), batch_size=2)
+    with pytest.warns(UserWarning, match="not smooth"):
+        assert "kinks (Relu)" in str(regime(problem, learning_rate=0.01))
+
+
+def test_a_rate_of_zero_is_refused() -> None:
+    with pytest.raises(tacit.InputError, match="expected a positive number"):
+        regime(problems.logistic(), learning_rate=0.0)

@@ -1,0 +1,131 @@
+"""`verify`: every predicted order is seen on every problem, and a wrong coefficient is caught."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit.theory import modified_losses, problems, verify
+from tacit.theory.study import ConvergenceStudy, Finding, observed_order
+
+# The orders that must be seen, from the theory; `verify` must contain each of them.
+EXPECTED = {
+    "GD against gradient flow": 2,
+    "GD against C̃_GD": 3,
+    "GD against C̃_GD with f₂": 4,
+    "mean SGD against C": 2,
+    "mean SGD against C̃_GD": 2,
+    "mean SGD against C̃_SGD": 3,
+    "mean SGD against C̃_SGD with φ₂": 4,
+    "one fixed order against C̃_SGD": 2,
+    "one fixed order with its commutator": 3,
+    "one order there and back against C̃_SGD": 3,
+    "mean 2-step SGD against C̃_nSGD": 3,
+    "mean 2-step SGD against C̃_SGD": 2,
+    "mean 4-step SGD against C̃_nSGD": 3,
+    "mean 4-step SGD against C̃_SGD": 2,
+    "with replacement, mean against C̃_GD": 3,
+    "heavy ball against f₀": 2,
+    "heavy ball against f₀ + εf₁": 3,
+    "heavy ball against f₀ + εf₁ + ε²f₂": 4,
+    "Nesterov against f₀": 2,
+    "Nesterov against f₀ + εf₁": 3,
+    "Nesterov against f₀ + εf₁ + ε²f₂": 4,
+    "Adam against f₀": 2,
+    "Adam against f₀ + εf₁": 3,
+    "Adam against f₀ + εf₁ + ε²f₂": 4,
+    "SGD on C_mod(λ) against C + (λ+ε) C_reg": 3,
+    "weight decay inside the norm": 3,
+    "weight decay outside the norm": 2,
+    "momentum with minibatches": 3,
+}
+
+
+@pytest.mark.parametrize("case", tuple(problems.PROBLEMS))
+def test_every_predicted_order_is_observed(case: str) -> None:
+    study = verify(problems.PROBLEMS[case](), name=case)
+    for statement, order in EXPECTED.items():
+        finding = study.finding(statement)
+        assert finding.predicted == order
+        assert finding.observed == pytest.approx(order, abs=0.15), statement
+    assert study.passed, str(study)
+
+
+@pytest.mark.parametrize("wrong", [2.0, 8.0])
+def test_a_wrong_quarter_is_caught(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    monkeypatch.setattr(modified_losses, "quarter_of", lambda squared: squared / wrong)
+    study = verify(problems.logistic(), only="mean SGD against C̃_SGD")
+    assert not study.passed
+    assert study.finding("mean SGD against C̃_SGD").observed == pytest.approx(2, abs=0.15)
+
+
+def test_a_model_from_torch_is_verified() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.sin(3.0 * torch.arange(parameter.numel())).reshape(parameter.shape))
+    inputs = torch.cos(torch.arange(18.0)).reshape(6, 3)
+    targets = torch.tensor([0, 1, 1, 0, 1, 0])
+    problem = tacit.Problem(model, nn.functional.cross_entropy, (inputs, targets), batch_size=2)
+    study = verify(problem, only="mean SGD against")
+    assert study.passed, str(study)
+
+
+def test_with_sampled_orders_the_main_result_is_still_seen_and_the_rest_is_left_out() -> None:
+    with pytest.warns(UserWarning, match="sampled"):
+        study = verify(problems.logistic(batches=7, batch_size=1), only="mean SGD against C̃_SGD", samples=60)
+    assert study.finding("mean SGD against C̃_SGD").status == "pass"
+    assert study.finding("mean SGD against C̃_SGD with φ₂").status == "not measured"
+    assert "sampled orders" in str(study)
+
+
+def test_given_learning_rates_are_used() -> None:
+    study = verify(problems.logistic(), learning_rates=[0.01, 0.02, 0.04], only="GD against C̃_GD")
+    assert study.findings[0].learning_rates == (0.04, 0.02, 0.01)
+
+
+def test_too_few_learning_rates_are_refused() -> None:
+    with pytest.raises(tacit.InputError, match="at least three"):
+        verify(problems.logistic(), learning_rates=[0.1, 0.1], only="GD against C̃_GD")
+
+
+def test_a_filter_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(tacit.InputError, match="matches no statement"):
+        verify(problems.logistic(), only="AdaGrad")
+
+
+def finding(errors: tuple[float, ...], predicted: float = 2) -> Finding:
+    return Finding("a statement", "Eq. 0", predicted, "toy", (0.4, 0.2, 0.1), errors)
+
+
+def test_an_order_off_by_more_than_the_tolerance_fails() -> None:
+    assert finding((0.16, 0.04, 0.01)).status == "pass"
+    assert finding((0.16, 0.04, 0.01), predicted=2.16).status == "fail"
+
+
+def test_errors_at_the_level_of_rounding_are_not_an_order() -> None:
+    assert observed_order((0.4, 0.2, 0.1), (1e-10, 1e-14, 1e-15)) is None
+    assert finding((1e-14, 1e-15, 1e-16)).status == "fail"
+
+
+def test_a_study_with_nothing_measured_has_not_passed() -> None:
+    empty = Finding("a", "b", 2, "toy", (), (), "nothing to see")
+    assert not ConvergenceStudy((empty,)).passed
+
+
+def test_the_text_of_a_study_shows_predicted_and_observed_side_by_side() -> None:
+    text = str(ConvergenceStudy((finding((0.16, 0.04, 0.01)), finding((0.4, 0.2, 0.1), predicted=3))))
+    assert text.count("a statement") == 2
+    assert "2.000" in text
+    assert "1 of 2 orders" in text
+
+
+def test_json_holds_the_errors_and_the_verdicts() -> None:
+    read = json.loads(ConvergenceStudy((finding((0.16, 0.04, 0.01)),)).to_json())
+    assert read["passed"] is True
+    assert read["findings"][0]["errors"] == [0.16, 0.04, 0.01]
+    assert read["findings"][0]["observed"] == pytest.approx(2)

@@ -1,0 +1,90 @@
+"""`tacit verify` on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app, main
+from tacit.theory import modified_losses
+from tacit.theory.figures import draw_study, picture_paths
+from tacit.theory.study import ConvergenceStudy, Finding
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the three statements on gradient descent: the command is tested, not the theory."""
+    from tacit.theory import experiments, verification
+
+    monkeypatch.setattr(verification, "all_experiments", lambda scape, *rest: [experiments.gradient_descent(scape)])
+
+
+def test_a_problem_is_verified_and_stored(quick: None, tmp_path: Path) -> None:
+    target, figure = tmp_path / "out.json", tmp_path / "out.png"
+    result = CliRunner().invoke(
+        app, ["verify", "--problem", "logistic", "--json", str(target), "--figure", str(figure)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 orders" in result.output
+    assert json.loads(target.read_text())["passed"] is True
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missed_order_exits_with_one(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modified_losses, "quarter_of", lambda squared: squared / 2)
+    result = CliRunner().invoke(app, ["verify", "--problem", "logistic"])
+    assert result.exit_code == 1
+    assert "fail" in result.output
+
+
+def test_a_problem_of_ones_own_is_imported(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_problem_module.py").write_text(
+        "from tacit.theory import problems\ndef make():\n    return problems.quadratic(batches=2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["verify", "--problem", "own_problem_module:make"])
+    assert result.exit_code == 0, result.output
+    assert "make" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (("--problem", "rosenbrock"), "use one of quadratic, logistic, tanh_mlp"),
+        (("--problem", "math:pi2"), "cannot be imported"),
+        (("--json", "no-such-folder/out.json"), "does not exist"),
+        (("--picture", "picture.txt"), "expected one of .png, .svg, .pdf"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tacit", "verify", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    target = tmp_path / "picture.png"
+    result = CliRunner().invoke(app, ["verify", "--picture", str(target)])
+    assert result.exit_code == 0, result.output
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_in_the_picture_sgd_follows_the_modified_flow_and_leaves_gradient_flow() -> None:
+    paths = picture_paths(learning_rate=0.02, epochs=200, points=5)
+    end = paths["SGD"][-1]
+    assert (end - paths["modified flow"][-1]).norm() < 0.1 * (end - paths["gradient flow"][-1]).norm()
+    stopped = paths["gradient flow"]
+    assert (stopped[-1] - stopped[-2]).norm() < 1e-6  # in the valley; SGD moves on along it
+
+
+def test_a_figure_with_nothing_measured_is_still_drawn(tmp_path: Path) -> None:
+    empty = Finding("a", "b", 2, "toy", (), (), "nothing to see")
+    assert draw_study(ConvergenceStudy((empty,)), tmp_path / "empty.svg").exists()
