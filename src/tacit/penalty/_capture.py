@@ -24,6 +24,7 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.tracked = {id(parameter) for parameter in tracked}
         self.sites: list[Site] = []
+        self.anchor = torch.zeros((), requires_grad=True)
         self.elsewhere: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +46,7 @@ class Capture(TorchFunctionMode):
         if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        return site.apply(inputs, weight, bias)
+        return site.apply(inputs, weight, bias, self.anchor)
 
     def knows(self, weight: Any, bias: Any) -> bool:
         """Whether this call is on a tracked weight with, if any, a tracked or constant bias."""

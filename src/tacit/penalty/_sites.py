@@ -41,8 +41,9 @@ class Site(ABC):
         self.visited = False
         self.factors: tuple[Tensor, Tensor] | None = None
 
-    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _Layer.apply(inputs, weight, bias, self)
+    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor) -> Tensor:
+        """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only sites hang on."""
+        return _Layer.apply(inputs, weight, bias, anchor, self)
 
     @abstractmethod
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -225,20 +226,22 @@ class _Layer(torch.autograd.Function):
     """The layer itself. Its first differentiation (the inner pass) records D; its second (the outer pass) uses it."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, site: Site) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.site = site
         return site.forward(inputs, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         site: Site = ctx.site
-        wants_inputs, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        wants_inputs, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         if not site.inner:
             site.visited = True
             wants = (wants_inputs, wants_weight, wants_bias)
-            return (*site.final_gradients(inputs, output_gradient, weight, wants), None)
+            return (*site.final_gradients(inputs, output_gradient, weight, wants), None, None)
         input_gradient = weight_gradient = bias_gradient = None
         site.inputs, site.output_gradient = inputs, output_gradient
         if wants_inputs:
@@ -249,7 +252,7 @@ class _Layer(torch.autograd.Function):
             weight_gradient = site.weight_gradient(inputs, output_gradient)
         if site.bias_by_autograd and wants_bias:
             bias_gradient = site.bias_gradient(output_gradient)
-        return input_gradient, weight_gradient, bias_gradient, None
+        return input_gradient, weight_gradient, bias_gradient, None, None
 
 
 class _InputGradient(torch.autograd.Function):

@@ -69,7 +69,7 @@ class FactoredSGD(torch.optim.Optimizer):
                 weight.addmm_(left.T.to(weight.dtype), right.to(weight.dtype), beta=shrink, alpha=-rate)
             for parameter in self.named.values():
                 if parameter.grad is not None:
-                    if shrink != 1:
+                    if shrink != 1 and id(parameter) not in by_weight:  # a tied weight has shrunk above
                         parameter.mul_(shrink)
                     parameter.add_(parameter.grad, alpha=-rate)
         self.last = outcome

@@ -30,7 +30,8 @@ class View:
 
     loss: Tensor
     sites: list[Site]
-    others: dict[int, Tensor]  # id(parameter) → differentiable gradient
+    anchor: Tensor  # a leaf that every site hangs on: asking for its gradient visits them all
+    gradients: dict[int, Tensor]  # id(parameter) → differentiable gradient, for parameters not known by sites alone
 
 
 def backward(task: Task) -> Outcome:
@@ -72,7 +73,7 @@ def plan(task: Task) -> dict[str, str]:
         reached = [site for site in view.sites if site.output_gradient is not None]
         sites = [site for site in reached if site.weight is parameter]
         of_bias = [site for site in reached if site.bias is parameter]
-        if id(parameter) in view.others or not (sites or of_bias):
+        if id(parameter) in view.gradients or not (sites or of_bias):
             made[name] = "gradient"
         else:
             made[name] = "gram" if sites and uses_gram(sites) else "factors"
@@ -85,7 +86,7 @@ def _capture(task: Task, closure: Closure) -> View:
     with capture:
         loss = task.loss(closure)
     _settle(capture, loss)
-    return View(loss, capture.sites, {})
+    return View(loss, capture.sites, capture.anchor, {})
 
 
 def _settle(capture: Capture, loss: Tensor) -> None:
@@ -107,17 +108,17 @@ def _settle(capture: Capture, loss: Tensor) -> None:
 
 
 def _inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> None:
-    """One backward pass that fills the sites and returns differentiable gradients for all other parameters."""
-    asked = [parameter for parameter in {id(p): p for p in [*parameters, *_site_parameters(view)]}.values()]
-    gradients = torch.autograd.grad(scale * view.loss, asked, create_graph=True, allow_unused=True)
-    for parameter, gradient in zip(asked, gradients, strict=True):
+    """One backward pass that fills the sites and finds differentiable gradients for all other parameters.
+
+    Parameters known by their sites are not asked for, so hooks on them see the final gradient only.
+    """
+    known = {id(site.weight) for site in view.sites if not site.weight_by_autograd}
+    known |= {id(site.bias) for site in view.sites if not site.bias_by_autograd}
+    asked = [parameter for parameter in parameters if id(parameter) not in known]
+    gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *asked], create_graph=True, allow_unused=True)
+    for parameter, gradient in zip(asked, gradients[1:], strict=True):
         if gradient is not None:
-            view.others[id(parameter)] = gradient
-
-
-def _site_parameters(view: View) -> list[Tensor]:
-    """Weights outside the norm are asked for too: their layers must be passed to reach the ones below."""
-    return [site.weight for site in view.sites if site.weight.requires_grad]
+            view.gradients[id(parameter)] = gradient
 
 
 def _inner_product(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -150,7 +151,7 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
         terms.append(weight_squared_norm(sites, with_bias=rides_along))
     terms += [bias_squared_norm(sites) for sites in by_bias.values()]
     for parameter in parameters:
-        gradients = [view.others[id(parameter)] for view in views if id(parameter) in view.others]
+        gradients = [view.gradients[id(parameter)] for view in views if id(parameter) in view.gradients]
         if gradients:
             terms.append(sum(gradients[1:], gradients[0]).square().sum())
     return total(term.to(terms[0].dtype) for term in terms)
