@@ -37,6 +37,7 @@ def reproduce(
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
     from tacit.studies.estimate import in_words
+    from tacit.studies.executors import LocalExecutor
     from tacit.studies.library import library, studies_for
     from tacit.studies.progress import Display
 
@@ -53,8 +54,9 @@ def reproduce(
             print(f"  {plan}")
         return
     try:
-        for name, study in studies.items():
-            runner.run(study, folder / name, workers=workers, watcher=Display())
+        with LocalExecutor(count) as executor:  # the same processes serve every study: torch is imported once
+            for name, study in studies.items():
+                runner.run(study, folder / name, executor=executor, workers=count, watcher=Display())
     except KeyboardInterrupt:
         typer.echo("stopped; checkpoints are stored: run the same command again to go on.", err=True)
         raise typer.Exit(130) from None

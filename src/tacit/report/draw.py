@@ -105,6 +105,8 @@ def _draw_curve(axis: Axes, curve: Curve, panel: Panel, *, factor: float, id: st
         return
     for index, (epochs, values) in enumerate(curve.traces):
         axis.plot(epochs, factor * np.array(values), color=colour, linewidth=0.6, alpha=0.35, gid=f"{id}-t{index}")
+    if panel.y_scale == "percent":  # an interval may reach past what a share can be
+        low, high = np.clip(low, 0, 100), np.clip(high, 0, 100)
     if not np.isnan(low).any():
         axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, gid=f"{id}-band")
     dash = "--" if curve.style == "dashed" else "-"
