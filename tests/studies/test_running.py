@@ -143,7 +143,9 @@ def test_dying_at_every_write_changes_no_byte(
             runner.run(tiny, folder, executor=executor)
             break
         except Death:
-            runner.run(tiny, folder, executor=executor)
+            heard = Listener()
+            runner.run(tiny, folder, executor=executor, watcher=heard)
+            assert heard.texts == []  # a death is not damage: every file is old or new
         assert rows_on_disk(folder) == rows_on_disk(tmp_path / "straight")
     assert number > 10  # the study itself, checkpoints, metas, rows
 
@@ -260,9 +262,11 @@ class Killer(Listener):
     def __init__(self, executor: LocalExecutor, times: int) -> None:
         super().__init__()
         self.executor, self.times = executor, times
+        self.went_on_from_checkpoint = False
 
     def advanced(self, done: float) -> None:
         for each in self.executor._pool:
+            self.went_on_from_checkpoint |= each.task is not None and each.task.checkpoint is not None
             if self.times and each.task is not None and each.checkpoint is not None and each.process.poll() is None:
                 each.process.kill()
                 self.times -= 1
@@ -272,6 +276,7 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on(tmp_path: Path, long_
     with LocalExecutor(2) as executor:
         killer = Killer(executor, times=2)
         runner.run(LONG, tmp_path, executor=executor, workers=2, watcher=killer, checkpoint_seconds=0.05)
+    assert killer.went_on_from_checkpoint
     assert len(killer.texts) == 2
     assert all("killed by signal 9" in text and "last checkpoint" in text for text in killer.texts)
     assert rows_on_disk(tmp_path) == long_rows
