@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -148,6 +149,26 @@ def test_dying_at_every_write_changes_no_byte(
             assert heard.texts == []  # a death is not damage: every file is old or new
         assert rows_on_disk(folder) == rows_on_disk(tmp_path / "straight")
     assert number > 10  # the study itself, checkpoints, metas, rows
+
+
+@pytest.mark.parametrize("writes", [1, 4, 9])
+def test_a_disk_that_fills_up_is_a_sentence_and_the_study_goes_on_later(
+    writes: int, tmp_path: Path, data: Data, straight: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = writes
+
+    def filling_up(handle: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", filling_up)
+        with pytest.raises(InputError, match="disk is full"):
+            runner.run(SMALL, tmp_path, executor=InProcess(data))
+    runner.run(SMALL, tmp_path, executor=InProcess(data))
+    assert rows_on_disk(tmp_path) == straight
 
 
 # -- damage -------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def store_rate(workers: int, rate: float) -> None:
 def in_words(seconds: float) -> str:
     """
     >>> [in_words(s) for s in (0.2, 59.6, 90, 4000)]
-    ['a second', '1 min', '1 min 30 s', '1 h 7 min']
+    ['a second', '1 min', '1 min 30 s', '1 h 6 min']
     """
     whole = round(seconds)
     if whole < 2:

@@ -36,7 +36,8 @@ class Display(Watcher):
         seconds = time.monotonic() - self.began
         gained = max(done - self.first_done, 0.0)
         rate = gained * self.total_updates / seconds if seconds > 0 else 0.0
-        left = in_words(seconds * (1 - done) / gained) if gained > 0 else "unknown"
+        left = in_words(seconds * (1 - done) / gained) if gained > 0 else "unknown time"
+        left = "nothing" if done >= 1 else left
         if self.bar is not None:
             self.bar.update(self.task, completed=done, rate=f"{rate:,.0f} run-updates/s", left=left)
         elif time.monotonic() - self.last_line >= self.line_seconds:
