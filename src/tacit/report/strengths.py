@@ -165,8 +165,8 @@ def figure_1b(source: Source) -> Figure:
         outcome=within(ratio, rules.SAME_FACTOR),
     )
     says = (
-        f"Left: test accuracy against ε at λ = 0, and against λ at ε = {power(found.small_rate)}. "
-        "Right: the same runs against λ + ε, the strength that theory says they feel."
+        f"First: test accuracy against ε at λ = 0, and against λ at ε = {power(found.small_rate)}. "
+        "Then: the same runs against λ + ε, the strength that theory says they feel."
     )
     return figure(
         "1b", "Two ways to the same test accuracy", panels, verdict, caption(source, found.rows, says=says), found.rows
