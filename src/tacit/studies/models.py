@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def mlp(sizes: Sequence[int], generator: torch.Generator | None = None) -> nn.Se
     if len(sizes) < 2 or min(sizes) < 1:
         raise InputError(f"sizes={list(sizes)}; expected at least two layer sizes, each positive.")
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+    for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
     he_initialise(model, generator)
