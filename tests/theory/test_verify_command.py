@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app, main
-from tacit.theory import modified_losses
+from tacit.theory import figures, modified_losses
 from tacit.theory.figures import draw_study, picture_paths
 from tacit.theory.study import ConvergenceStudy, Finding
 
@@ -70,7 +70,9 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     assert said in capsys.readouterr().err
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = picture_paths(learning_rate=0.03, epochs=15)
+    monkeypatch.setattr(figures, "picture_paths", lambda **_: few)
     target = tmp_path / "picture.png"
     result = CliRunner().invoke(app, ["verify", "--picture", str(target)])
     assert result.exit_code == 0, result.output

@@ -80,10 +80,11 @@ def _per_channel(out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ten
 
 
 def _mse_loss(input: Tensor, target: Tensor, *rest: Any, **options: Any) -> Tensor:
-    reduction = options.pop("reduction", "mean")
-    if rest or any(value is not None for value in options.values()) or input.shape != target.shape:
-        return F.mse_loss(input, target, *rest, reduction=reduction, **options)
+    unusual = [name for name, value in options.items() if name != "reduction" and value is not None]
+    if rest or unusual or input.shape != target.shape:
+        return F.mse_loss(input, target, *rest, **options)
     squares = (input - target) * (input - target)
+    reduction = options.get("reduction", "mean")
     return squares.mean() if reduction == "mean" else squares.sum() if reduction == "sum" else squares
 
 

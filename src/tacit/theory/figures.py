@@ -100,7 +100,7 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.03, epochs: int =
     return _saved(figure, target)
 
 
-def picture_paths(*, learning_rate: float, epochs: int, points: int = 4 * PICTURE_MARKS) -> dict[str, Tensor]:
+def picture_paths(*, learning_rate: float, epochs: int, points: int = 16 * PICTURE_MARKS) -> dict[str, Tensor]:
     """The three paths of the picture at evenly spaced times; SGD is averaged over orders once per epoch."""
     scape = Landscape(problems.valley())
     steps = steps_of(scape, orders_of(scape.batches_per_epoch).rows)
