@@ -38,7 +38,7 @@ def imported_homes(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import; write it in full"
-        found |= {name.split(".")[1] for name in names if name.startswith("tacit.")}
+        found |= {name.split(".")[1] for name in names if name.startswith("tacit.")} - {"__version__"}
     return found
 
 
