@@ -209,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "penalty/ascent.py",
         "half = task.strength / 2",
         "half = task.strength",
-        "penalty/test_methods.py::test_approximate_methods_stay_within_their_stated_error",
+        "test_convert.py",
     ),
     mutant(
         "buffers keep what the second pass wrote",

@@ -21,7 +21,20 @@ _HOMES = {
 }
 _MODULES = ("batching", "convert", "schedules", "studies", "theory")
 
-__all__ = ["BatchSampler", "FactoredSGD", "GradientPenalty", "InputError", "NStepSGD", "Problem", "__version__", "batching", "convert", "schedules", "studies", "theory"]
+__all__ = [
+    "BatchSampler",
+    "FactoredSGD",
+    "GradientPenalty",
+    "InputError",
+    "NStepSGD",
+    "Problem",
+    "__version__",
+    "batching",
+    "convert",
+    "schedules",
+    "studies",
+    "theory",
+]
 
 if TYPE_CHECKING:
     from tacit import batching, convert, schedules, studies, theory
