@@ -129,12 +129,15 @@ class Problem:
     # -- losses ---------------------------------------------------------------------------------------------------
     def loss(self, parameters: Mapping[str, Tensor], examples: Tensor) -> Tensor:
         """Mean loss over the given examples, plus (μ/2)‖ω‖²: the one function that everything else is made of."""
-        constants = {name: value.clone() for name, value in self._constants.items()}  # batch norm writes into them
-        outputs = functional_call(self.model, {**parameters, **constants}, (self.inputs[examples],))
-        value = self.loss_fn(outputs, self.targets[examples])
+        value = self.loss_fn(self.outputs(parameters, examples), self.targets[examples])
         if self.weight_decay:
             value = value + 0.5 * self.weight_decay * _tree.squared_norm(parameters)
         return value
+
+    def outputs(self, parameters: Mapping[str, Tensor], examples: Tensor) -> Tensor:
+        """What the model says about the given examples."""
+        constants = {name: value.clone() for name, value in self._constants.items()}  # batch norm writes into them
+        return functional_call(self.model, {**parameters, **constants}, (self.inputs[examples],))
 
     def full_loss(self, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """C(ω), the mean over all N examples."""
