@@ -19,7 +19,7 @@ _HOMES = {
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
 }
-_MODULES = ("batching", "convert", "schedules", "studies", "theory")
+_MODULES = ("batching", "convert", "diagnostics", "schedules", "studies", "theory")
 
 __all__ = [
     "BatchSampler",
@@ -31,13 +31,14 @@ __all__ = [
     "__version__",
     "batching",
     "convert",
+    "diagnostics",
     "schedules",
     "studies",
     "theory",
 ]
 
 if TYPE_CHECKING:
-    from tacit import batching, convert, schedules, studies, theory
+    from tacit import batching, convert, diagnostics, schedules, studies, theory
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
     from tacit.nstep import NStepSGD
