@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import cases
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import cases
 import tacit
 from tacit.diagnostics import _uses
 from tacit.diagnostics.per_example import ExampleGradients, example_losses
@@ -101,10 +101,26 @@ def evaluation(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+def mean_of_rows(layer: nn.Module, inputs: Tensor) -> Tensor:
+    return layer(inputs).tanh().mean(1)
+
+
+def mean_of_places(layer: nn.Module, inputs: Tensor) -> Tensor:
+    return layer(inputs).tanh().mean((1, 2))
+
+
+def circular() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Flatten())
+
+
+def layer_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3))
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
     "linear": (cases.wide_net, images(12), True),
-    "linear_on_rows": (lambda: Wrapped(nn.Linear(5, 3), lambda layer, x: layer(x).tanh().mean(1)), images(7, 5), True),
-    "linear_on_few_rows": (lambda: Wrapped(nn.Linear(9, 8), lambda layer, x: layer(x).tanh().mean(1)), images(2, 9), True),
+    "linear_on_rows": (lambda: Wrapped(nn.Linear(5, 3), mean_of_rows), images(7, 5), True),
+    "linear_on_few_rows": (lambda: Wrapped(nn.Linear(9, 8), mean_of_rows), images(2, 9), True),
     "convolutions": (cases.ConvolutionNet, images(2, 4, 4), True),
     "convolution_on_few_places": (
         lambda: nn.Sequential(nn.Conv2d(8, 9, 3, padding=1), nn.Tanh(), nn.Flatten()), images(8, 2, 2), True
@@ -115,13 +131,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
     "one_by_one_convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 1, stride=2), nn.Tanh(), nn.Flatten()), images(2, 5, 4), True
     ),
-    "circular_padding": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Flatten()), images(2, 4, 4), True
-    ),
+    "circular_padding": (circular, images(2, 4, 4), True),
     "skipinit": (cases.SkipInitNet, images(2, 4, 4), True),
-    "layer_norm": (lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 3)), images(5), True),
+    "layer_norm": (layer_norm_net, images(5), True),
     "layer_norm_on_rows": (
-        lambda: Wrapped(nn.Sequential(nn.LayerNorm([3, 5]), nn.Linear(5, 3)), lambda layer, x: layer(x).tanh().mean((1, 2))),
+        lambda: Wrapped(nn.Sequential(nn.LayerNorm([3, 5]), nn.Linear(5, 3)), mean_of_places),
         images(2, 3, 5), True,
     ),
     "rms_norm": (lambda: nn.Sequential(nn.Linear(5, 4), nn.RMSNorm(4), nn.Linear(4, 3)), images(5), True),
