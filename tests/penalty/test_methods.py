@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -13,7 +14,6 @@ from oracles import penalised_gradient
 from tacit.penalty import METHODS, FactoredSGD, GradientPenalty
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
-APPROXIMATE = [name for name, method in METHODS.items() if not method.exact]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Relative to the penalty's part. float64 loses 5 of 16 digits at most; float32 is the issue's own bound.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
@@ -25,6 +25,12 @@ def deviation(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     apart = sum((found[name].double() - truth[name]).square().sum() for name in found)
     size = sum(truth["penalty:" + name].square().sum() for name in found)
     return float((apart / size).sqrt())
+
+
+@functools.cache
+def truth_of(case: Case, dtype: str, strength: float) -> dict[str, Tensor]:
+    """The oracle's answer for the parameters as that dtype rounds them: one Hessian serves all methods."""
+    return penalised_gradient(case.make().to(DTYPES[dtype]), case.loss, strength, seed=0)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -39,7 +45,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: str) -> None:
     model = case.make().to(DTYPES[dtype])
-    truth = penalised_gradient(model, case.loss, 0.5, seed=0)
+    truth = truth_of(case, dtype, 0.5)
     penalty = GradientPenalty(model, 0.5, method=method)
     torch.manual_seed(0)
     loss = penalty.backward(lambda: case.loss(model))
@@ -48,15 +54,12 @@ def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: st
     assert float(penalty.last.gradient_squared_norm) == pytest.approx(float(truth["norm"]), rel=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("central", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", APPROXIMATE)
+@pytest.mark.parametrize("method,central", [("finite_difference", False), ("finite_difference", True), ("ascent", False)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_approximate_methods_stay_within_their_stated_error(case: Case, method: str, dtype: str, central: bool) -> None:
-    if central and method == "ascent":
-        pytest.skip("ascent has no central form")
     model = case.make().to(DTYPES[dtype])
-    truth = penalised_gradient(model, case.loss, 0.02, seed=0)
+    truth = truth_of(case, dtype, 0.02)
     penalty = GradientPenalty(model, 0.02, method=method, central=central, check_every=1)
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -74,7 +77,7 @@ def test_approximate_methods_stay_within_their_stated_error(case: Case, method: 
 def test_the_factored_step_equals_sgd_on_the_penalised_gradient(case: Case, dtype: str) -> None:
     model = case.make().to(DTYPES[dtype])
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    truth = penalised_gradient(model, case.loss, 0.5, seed=0)
+    truth = truth_of(case, dtype, 0.5)
     optimizer = FactoredSGD(model, lr=0.25, strength=0.5, weight_decay=0.1)
     torch.manual_seed(0)
     optimizer.step(lambda: case.loss(model))
@@ -116,6 +119,30 @@ def test_state_comes_back_bitwise(name: str, method: str) -> None:
         assert torch.equal(ours, plain), "batch norm counts each minibatch once"
     assert [parameter.data_ptr() for parameter in model.parameters()] == storage
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("method", ["finite_difference", "ascent", "forward_over_reverse"])
+def test_a_closure_that_fails_in_the_second_pass_leaves_everything_as_it_was(method: str) -> None:
+    case = next(case for case in CASES if case.name == "batch_norm")
+    model, twin, calls = case.make(), case.make(), []
+
+    def failing_loss() -> Tensor:
+        calls.append(torch.rand(()))  # draws, so that a lost generator state shows
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return case.loss(model)
+
+    torch.manual_seed(7)
+    torch.rand(())
+    case.loss(twin)
+    after_one_pass = torch.get_rng_state()
+    torch.manual_seed(7)
+    with pytest.raises(KeyboardInterrupt):
+        GradientPenalty(model, 0.1, method=method).backward(failing_loss)
+    assert torch.equal(torch.get_rng_state(), after_one_pass)
+    for ours, plain in zip([*model.parameters(), *model.buffers()], [*twin.parameters(), *twin.buffers()], strict=True):
+        assert torch.equal(ours, plain)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite, Site
+from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Rectify, ScalarSite, Site
 
 
 class Capture(TorchFunctionMode):
@@ -109,6 +109,12 @@ def _multiplication(capture: Capture, input: Any, other: Any, **kwargs: Any) -> 
     return None
 
 
+def _rectify(capture: Capture, input: Tensor, inplace: bool = False) -> Tensor | None:
+    if inplace or not isinstance(input, Tensor) or not input.requires_grad:
+        return None
+    return Rectify.apply(input)
+
+
 _SITES: dict[Any, Callable[..., Tensor | None]] = {
     F.linear: _linear,
     F.conv1d: _convolution(1),
@@ -117,6 +123,9 @@ _SITES: dict[Any, Callable[..., Tensor | None]] = {
     F.embedding: _embedding,
     torch.mul: _multiplication,
     Tensor.mul: _multiplication,
+    F.relu: _rectify,
+    torch.relu: _rectify,
+    Tensor.relu: _rectify,
 }
 
 

@@ -97,16 +97,29 @@ class Site(ABC):
                 pulled, _ = self._pulled_as(weight.dtype)
                 to_inputs.add_(self.input_gradient(self.recorded_gradient(), pulled, inputs))
         if wants[1]:
-            to_weight = self.final_weight_gradient(inputs, output_gradient)
-        if wants[2]:
+            to_weight, to_bias = self.final_parameter_gradients(inputs, output_gradient, wants[2])
+        elif wants[2]:
             to_bias = self.bias_gradient(output_gradient)
         return to_inputs, to_weight, to_bias
 
-    def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
-        gradient = self.weight_gradient(inputs, output_gradient)
+    def final_parameter_gradients(
+        self, inputs: Tensor, output_gradient: Tensor, wants_bias: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        to_weight, to_bias = self.parameter_gradients(inputs, output_gradient, wants_bias)
         if self.tangents is not None:
-            gradient = gradient + self.weight_gradient(self.tangents, self.recorded_gradient())
-        return gradient
+            to_weight = to_weight.add_(self.weight_gradient(self.tangents, self.recorded_gradient()))
+        return to_weight, to_bias
+
+    def parameter_gradients(
+        self, inputs: Tensor, output_gradient: Tensor, wants_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """G and b̄ in one call, for layers whose kernel does both at the price of one."""
+        bias_gradient = self.bias_gradient(output_gradient) if wants_bias else None
+        return self.weight_gradient(inputs, output_gradient), bias_gradient
+
+    def release(self) -> None:
+        """Drop what the passes left as soon as nobody needs it: autograd frees its own tensors on the way, too."""
+        self.inputs = self.output_gradient = self.tangents = self.pulled = self.pulled_bias = None
 
     def recorded_gradient(self) -> Tensor:
         assert self.output_gradient is not None
@@ -132,15 +145,18 @@ class LinearSite(Site):
     def bias_gradient(self, output_gradient: Tensor) -> Tensor:
         return rows(output_gradient).sum(0)
 
-    def final_weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor | None:
+    def final_parameter_gradients(
+        self, inputs: Tensor, output_gradient: Tensor, wants_bias: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        to_bias = self.bias_gradient(output_gradient) if wants_bias else None
         left, right = rows(output_gradient), rows(inputs)
         if self.tangents is not None:  # one product of stacked rows: the weight-sized result is written once
             left = torch.cat([left, rows(self.recorded_gradient())])
             right = torch.cat([right, rows(self.tangents)])
         if self.keep_factors:
             self.factors = (left, right)
-            return None
-        return left.T @ right
+            return None, to_bias
+        return left.T @ right, to_bias
 
 
 class ConvolutionSite(Site):
@@ -159,8 +175,9 @@ class ConvolutionSite(Site):
         )
 
     def _backward(self, output_gradient: Tensor, inputs: Tensor, weight: Tensor, which: list[bool]) -> Any:
+        bias_size = [output_gradient.shape[1]] if which[2] else None
         return torch.ops.aten.convolution_backward(
-            output_gradient, inputs, weight, None, self.stride, self.padding, self.dilation, False,
+            output_gradient, inputs, weight, bias_size, self.stride, self.padding, self.dilation, False,
             self.no_output_padding, self.groups, which,
         )  # fmt: skip
 
@@ -168,8 +185,14 @@ class ConvolutionSite(Site):
         return self._backward(output_gradient, like, weight, [True, False, False])[0]
 
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        return self.parameter_gradients(inputs, output_gradient, False)[0]
+
+    def parameter_gradients(
+        self, inputs: Tensor, output_gradient: Tensor, wants_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
         weight = self.weight.detach().to(inputs.dtype)  # only its shape is used
-        return self._backward(output_gradient, inputs, weight, [False, True, False])[1]
+        _, to_weight, to_bias = self._backward(output_gradient, inputs, weight, [False, True, wants_bias])
+        return to_weight, to_bias if wants_bias else None
 
     def bias_gradient(self, output_gradient: Tensor) -> Tensor:
         return output_gradient.sum(dim=[axis for axis in range(output_gradient.dim()) if axis != 1])
@@ -241,7 +264,9 @@ class _Layer(torch.autograd.Function):
         if not site.inner:
             site.visited = True
             wants = (wants_inputs, wants_weight, wants_bias)
-            return (*site.final_gradients(inputs, output_gradient, weight, wants), None, None)
+            found = site.final_gradients(inputs, output_gradient, weight, wants)
+            site.release()
+            return (*found, None, None)
         input_gradient = weight_gradient = bias_gradient = None
         site.inputs, site.output_gradient = inputs, output_gradient
         if wants_inputs:
@@ -270,6 +295,36 @@ class _InputGradient(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         ctx.site.tangents, ctx.site.visited = tangents, True
         return ctx.site.differentiate_input_gradient(tangents, weight), None, None, None
+
+
+class Rectify(torch.autograd.Function):
+    """ReLU whose gradient, differentiated again, is one mask.
+
+    PyTorch's own also returns a gradient of zeros for the activations, which costs two passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        outputs = inputs.clamp_min(0)
+        ctx.save_for_backward(outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor) -> Tensor:
+        return _Mask.apply(output_gradient, ctx.saved_tensors[0].detach())
+
+
+class _Mask(torch.autograd.Function):
+    """d ↦ d where the unit is on: linear in d, so its gradient is itself."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(outputs)
+        return torch.ops.aten.threshold_backward(gradient, outputs, 0)
+
+    @staticmethod
+    def backward(ctx: Any, tangents: Tensor) -> tuple[Tensor, None]:
+        return torch.ops.aten.threshold_backward(tangents, ctx.saved_tensors[0], 0), None
 
 
 def rows(tensor: Tensor) -> Tensor:

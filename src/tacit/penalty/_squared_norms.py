@@ -72,8 +72,9 @@ class _DirectNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
         pairs = list(zip(sites, flat[::2], flat[1::2], strict=True))
-        weight_gradient = _sum(site.weight_gradient(inputs, gradients) for site, inputs, gradients in pairs)
-        bias_gradient = _sum(site.bias_gradient(gradients) for site, _, gradients in pairs) if with_bias else None
+        found = [site.parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in pairs]
+        weight_gradient = _sum(weight for weight, _ in found)
+        bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
         ctx.sites = sites
         norm = weight_gradient.square().sum()

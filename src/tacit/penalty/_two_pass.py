@@ -51,10 +51,12 @@ class Views:
 
     def inner_product(self) -> Tensor:
         """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view."""
-        return total((a * b).sum() for a, b in zip(self.directions[0], self.directions[-1], strict=True))
+        if len(self.directions) == 1:
+            return _norm(self.directions[0]).square()
+        return total((a * b).sum() for a, b in zip(*self.directions, strict=True))
 
     def direction_norms(self) -> list[float]:
-        return [float(total(part.square().sum() for part in direction).sqrt()) for direction in self.directions]
+        return [float(_norm(direction)) for direction in self.directions]
 
     def curvature_products(self, distances: Sequence[float], *, central: bool) -> list[Tensor]:
         """H g for one view; ½(Hᵃgᵇ + Hᵇgᵃ) for two; each along the other view's gradient, moved by distance · g."""
@@ -101,12 +103,16 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
     error = None
     if task.options.get("check"):
         halved = views.curvature_products([distance / 2 for distance in distances], central=central)
-        apart = float(total((a - b).square().sum() for a, b in zip(products, halved, strict=True)).sqrt())
-        size = float(total(part.square().sum() for part in halved).sqrt())
+        apart = float(_norm([a - b for a, b in zip(products, halved, strict=True)]))
+        size = float(_norm(halved))
         error = 3 * apart / size if size > 0 else 0.0  # 2 to leading order; 3 leaves room for the next
     views.finish(products)
     return Outcome(views.loss(), norm, error)
 
 
 def parameter_norm(parameters: Sequence[nn.Parameter]) -> float:
-    return float(total(parameter.detach().square().sum() for parameter in parameters).sqrt())
+    return float(_norm([parameter.detach() for parameter in parameters]))
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(tensors))).norm()
