@@ -48,7 +48,6 @@ def verify(
         tacit verify --picture docs/modified-flow.png
     """
     from tacit.theory import figures
-    from tacit.theory import verify as verify_problem
     from tacit.theory.problems import PROBLEMS
     from tacit.theory.study import ConvergenceStudy
 
@@ -58,10 +57,12 @@ def verify(
     for target in (json, figure):
         if target is not None and not target.parent.is_dir():
             raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
-    named = {name: PROBLEMS[name] if name in PROBLEMS else _imported(name) for name in problem or PROBLEMS}
+    names = list(dict.fromkeys(problem or PROBLEMS))
+    for name in names:
+        _maker(name)  # a misspelt problem is said before minutes are spent on the others
     study = ConvergenceStudy(())
-    for name, make in named.items():
-        study = study + verify_problem(make(), name=name.rpartition(":")[2])
+    for part in _verify_each(names):
+        study = study + part
     _print(study)
     if json is not None:
         json.write_text(study.to_json() + "\n")
@@ -70,6 +71,34 @@ def verify(
         print(f"wrote {figures.draw_study(study, figure)}")
     if not study.passed:
         raise typer.Exit(1)
+
+
+def _verify_each(names: list[str]) -> list[ConvergenceStudy]:
+    """One process per problem where there are cores and the system can fork; else one after the other."""
+    import multiprocessing
+    import os
+    from concurrent.futures import ProcessPoolExecutor
+
+    workers = len(names) if (os.cpu_count() or 1) > 1 else 1  # three on two cores end sooner than two and then one
+    if workers == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        return [_verify_one(name) for name in names]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(_verify_one, names))
+
+
+def _verify_one(name: str) -> ConvergenceStudy:
+    import torch
+
+    from tacit.theory import verify as verify_problem
+
+    torch.set_num_threads(1)  # these tensors have a dozen entries: threads would only wait for each other
+    return verify_problem(_maker(name)(), name=name.rpartition(":")[2])
+
+
+def _maker(name: str) -> Callable[[], Problem]:
+    from tacit.theory.problems import PROBLEMS
+
+    return PROBLEMS[name] if name in PROBLEMS else _imported(name)
 
 
 def _imported(name: str) -> Callable[[], Problem]:

@@ -41,7 +41,7 @@ def require_third_derivatives(problem: Problem | Landscape) -> None:
     """Refuse models whose third derivatives torch computes wrongly, and silently.
 
     torch's own layer norm and batch norm in training mode are such; a `Landscape` replaces them by exact forms, so this
-    catches what is left. The test is numerical: ∇³C[v, v] by forward mode against a difference of Hessian products.
+    catches what is left. The test is numerical: ∇³C[v, v] by autograd against a difference of Hessian products.
     """
     error = third_derivative_error(problem)
     if error > THIRD_DERIVATIVE_ERROR:

