@@ -258,6 +258,12 @@ def test_finite_differences_work_on_fused_attention() -> None:
     torch.testing.assert_close(found, gradient_vector(model), rtol=1e-4, atol=1e-8)
 
 
+def test_auto_is_gram_for_wide_linear_layers_and_double_backward_elsewhere() -> None:
+    assert GradientPenalty(nn.Linear(1024, 1024), 1.0).method == "gram"
+    assert GradientPenalty(spread(wide_net()), 1.0).method == "double_backward"
+    assert GradientPenalty(nn.Sequential(nn.Conv2d(512, 512, 3), nn.Linear(512, 512)), 1.0).method == "double_backward"
+
+
 def test_a_large_estimated_error_is_said() -> None:
     case = CASES[0]
     model = case.make()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cases import CASES, Case
+from cases import CASES, Case, numbers
 from oracles import penalised_gradient
-from tacit.penalty import METHODS, FactoredSGD, GradientPenalty
+from tacit.penalty import METHODS, FactoredSGD, GradientPenalty, _skinny
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -54,8 +54,11 @@ def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: st
     assert float(penalty.last.gradient_squared_norm) == pytest.approx(float(truth["norm"]), rel=TOLERANCE[dtype])
 
 
+APPROXIMATE = [("finite_difference", False), ("finite_difference", True), ("ascent", False)]  # name, central
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method,central", [("finite_difference", False), ("finite_difference", True), ("ascent", False)])
+@pytest.mark.parametrize("method,central", APPROXIMATE)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_approximate_methods_stay_within_their_stated_error(case: Case, method: str, dtype: str, central: bool) -> None:
     model = case.make().to(DTYPES[dtype])
@@ -207,3 +210,13 @@ def test_a_weight_that_is_also_used_by_hand_uses_its_own_gradient() -> None:
         case = next(case for case in CASES if case.name == name)
         model = case.make()
         assert GradientPenalty(model, 1.0).plan(lambda: case.loss(model))[parameter] == "gradient"  # noqa: B023
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128, 129])
+@pytest.mark.parametrize("shape", [(1024, 1024), (1032, 2048), (1030, 2048), (64, 64)])
+def test_products_cut_into_slabs_are_the_same_products(rows: int, shape: tuple[int, int]) -> None:
+    weight, bias = numbers(*shape, seed=1), numbers(shape[0], seed=2)
+    inputs, gradients = numbers(rows, shape[1], seed=3), numbers(rows, shape[0], seed=4)
+    # float64 sums of 2048 terms of size one: 1e-10 leaves two digits beyond rounding.
+    torch.testing.assert_close(_skinny.linear(inputs, weight, bias), inputs @ weight.T + bias, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(_skinny.product(gradients, weight), gradients @ weight, rtol=1e-10, atol=1e-10)

@@ -109,8 +109,11 @@ def _multiplication(capture: Capture, input: Any, other: Any, **kwargs: Any) -> 
     return None
 
 
+_LARGE = 2**16  # below it the two saved passes over memory cost less than the extra Python calls
+
+
 def _rectify(capture: Capture, input: Tensor, inplace: bool = False) -> Tensor | None:
-    if inplace or not isinstance(input, Tensor) or not input.requires_grad:
+    if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
         return None
     return Rectify.apply(input)
 

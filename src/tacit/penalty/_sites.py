@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.penalty import _skinny
+
 
 class Site(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
@@ -134,10 +136,10 @@ class LinearSite(Site):
     """z = x Wᵀ + b on the last axis; every other axis counts as rows."""
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(inputs, weight, bias)
+        return _skinny.linear(inputs, weight, bias)
 
     def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
-        return output_gradient @ weight
+        return _skinny.product(output_gradient, weight)
 
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
         return rows(output_gradient).T @ rows(inputs)
@@ -311,7 +313,10 @@ class Rectify(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> Tensor:
-        return _Mask.apply(output_gradient, ctx.saved_tensors[0].detach())
+        outputs = ctx.saved_tensors[0].detach()
+        if not torch.is_grad_enabled():  # the outer pass
+            return torch.ops.aten.threshold_backward(output_gradient, outputs, 0)
+        return _Mask.apply(output_gradient, outputs)
 
 
 class _Mask(torch.autograd.Function):

@@ -17,7 +17,7 @@ from tacit._errors import InputError
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
 from tacit.penalty._task import Outcome, Task
-from tacit.penalty.registry import choose
+from tacit.penalty.registry import choose, fastest_exact
 
 Strength = float | Callable[[int], float]
 _log = logging.getLogger("tacit")
@@ -53,7 +53,8 @@ class GradientPenalty:
     on C_mod follows C + (λ+ε) C_reg. It is a number or a function of the step, and never follows the learning rate by
     itself. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
-    - `method`: `auto`, `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`.
+    - `method`: `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`; `auto` is the
+      fastest exact one for the model and is replaced by its name in the attribute `method`.
     - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`.
     - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
     - `exclude`: names or patterns of parameters left out of the norm; they still receive its gradient.
@@ -83,9 +84,9 @@ class GradientPenalty:
         check_every: int = 100,
         generators: Iterable[torch.Generator] = (),
     ) -> None:
-        self.method = choose(method).name
         self.model = model
         self.parameters = _penalised_parameters(model, exclude)
+        self.method = (fastest_exact(model) if method == "auto" else choose(method)).name
         _check_strength(strength)
         if micro_batch_size is not None and micro_batch_size < 1:
             raise InputError(f"micro_batch_size={micro_batch_size}; expected at least 1.")
