@@ -1,0 +1,297 @@
+"""`measure`: C_reg, ‖∇C‖², Γ and the noise scale of a model, exact or from a sample, each with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit import _tree
+from tacit._errors import InputError
+from tacit._random import generator
+from tacit.diagnostics import estimates
+from tacit.diagnostics.curvature import largest_eigenvalue
+from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse, mean_estimate
+from tacit.diagnostics.measurement import Measurement
+from tacit.diagnostics.per_example import ExampleGradients
+from tacit.diagnostics.self_test import SelfTest, halves_differ, self_test
+from tacit.diagnostics.tails import tail_index
+from tacit.problem import LossFunction, Problem
+
+HALVED = 32  # examples in the exact part of the self-test
+
+
+def measure(
+    problem: Problem | nn.Module,
+    loss_fn: LossFunction | None = None,
+    dataset: Any = None,
+    *,
+    batch_size: int | Sequence[int] | None = None,
+    sample: int | None = None,
+    learning_rate: float | None = None,
+    curvature: bool | None = None,
+    weight_decay: float = 0.0,
+    confidence: float = 0.95,
+    chunk_size: int = 256,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Measurement:
+    """What SGD regularizes at the model's present parameters.
+
+    C_reg(B) = (‖∇C‖² + (N−B)/(N−1) Γ/B)/4,   Γ = (1/N) Σⱼ ‖∇Cⱼ − ∇C‖²                                     (Eq. 22)
+
+    Give a `Problem`, or a model, a loss that is a mean over examples, and a dataset. Without `sample` all examples
+    are used and the numbers are exact; with it, that many are drawn without replacement, estimates are unbiased, and
+    intervals have the finite-population factor. One pass, two with a sample (the second is for the intervals), and one
+    over at most 32 minibatches for the self-test. `curvature` adds the largest Hessian eigenvalue, which costs tens of
+    passes; by default it is computed when a `learning_rate` is given.
+
+    The model is not changed. It is measured in the mode that it is in: call `model.eval()` where dropout is meant to
+    be off. Not a statement about a whole run: the numbers change along training.
+
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> inputs, targets = torch.randn(64, 3, generator=draws), torch.randn(64, 1, generator=draws)
+    >>> seen = measure(nn.Linear(3, 1), nn.functional.mse_loss, (inputs, targets), batch_size=[8, 64])
+    >>> c, gamma = seen.full_gradient_squared_norm.value, seen.gradient_covariance_trace.value
+    >>> abs(seen.implicit_regularizer[8].value - (c + 56 / 63 * gamma / 8) / 4) < 1e-12
+    True
+    """
+    _check_arguments(confidence, learning_rate)
+    posed, train_size = _pose(problem, loss_fn, dataset, sample, weight_decay, dtype, seed)
+    sizes = _batch_sizes(batch_size, problem, train_size)
+    examples = _draw(posed.train_size, min(sample or posed.train_size, posed.train_size), seed)
+    if len(examples) < 2:
+        raise InputError("there is one example; expected at least two: one has no variance between examples.")
+    halves = halves_differ(posed, examples[:HALVED])
+    common: dict[str, Any] = {"train_size": train_size, "sample": len(examples), "confidence": confidence}
+    common |= {"learning_rate": learning_rate, "largest_eigenvalue": None}
+    if curvature or (curvature is None and learning_rate is not None):
+        common["largest_eigenvalue"] = largest_eigenvalue(
+            posed, examples, train_size=train_size, chunk_size=chunk_size, confidence=confidence, seed=seed
+        )
+    if halves[0] > halves[1]:
+        return _mixed(posed, examples, sizes, halves, common, seed)
+    engine = ExampleGradients(posed, chunk_size=chunk_size)
+    losses, squares, moments = _moments(engine, examples, train_size)
+    tested = self_test(
+        posed, examples, batch_size=min(*sizes, len(examples) // 2), halves=halves,
+        in_sample=(moments.mean_squared_norm, moments.variance), confidence=confidence, seed=seed,
+    )  # fmt: skip
+    return _result(moments, losses, squares, sizes, tested, engine.how, posed.weight_decay, common)
+
+
+def _moments(engine: ExampleGradients, examples: Tensor, train_size: int) -> tuple[np.ndarray, np.ndarray, Moments]:
+    """(losses, ‖∇Cⱼ‖², moments): one pass, and a second for each example's part in them if it is a sample."""
+    losses, squares = [], []
+    total = _tree.map_tree(torch.zeros_like, engine.problem.parameters)
+    for chunk in engine.chunks(examples):
+        losses.append(chunk.losses)
+        squares.append(chunk.squared_norms)
+        total = _tree.add(total, chunk.gradient_sum)
+    count = len(examples)
+    mean = _tree.scale(total, 1 / count)
+    decayed = _tree.add(mean, engine.problem.parameters, scale=engine.problem.weight_decay)
+    own, with_decay = _squared_norm(mean), _squared_norm(decayed)
+    norms = torch.cat(squares)
+    variance = max(0.0, float(norms.sum()) - count * own) / (count - 1)
+    spreads = projections = None
+    if count < train_size:
+        along = engine.products(examples, mean, decayed)
+        spreads = (norms - 2 * along[:, 0] + own).clamp_min(0.0).numpy()
+        projections = (along[:, 1] - along[:, 1].mean()).numpy()
+    moments = Moments(count, train_size, with_decay, variance, spreads, projections)
+    return torch.cat(losses).numpy(), norms.numpy(), moments
+
+
+def _result(
+    moments: Moments,
+    losses: np.ndarray,
+    squares: np.ndarray,
+    sizes: list[int],
+    tested: SelfTest,
+    methods: dict[str, str],
+    weight_decay: float,
+    common: dict[str, Any],
+) -> Measurement:
+    confidence, train_size = common["confidence"], moments.train_size
+    signal = estimate(moments, estimates.signal_statistic(train_size), confidence=confidence)
+    gamma = estimate(moments, estimates.covariance_statistic(train_size), confidence=confidence, logarithmic=True)
+    squared_norm = estimate(moments, estimates.gradient_squared_norm, confidence=confidence)
+    tail = tail_index(np.sqrt(squares), confidence=confidence)
+    notes = list(_notes(methods, tail, moments, squared_norm))
+    if weight_decay:
+        notes.append("weight decay is inside ‖∇C‖² and C_reg; it cancels in Γ, and is left out of C and of the tail index.")
+    return Measurement(
+        full_loss=mean_estimate(losses, train_size=train_size, confidence=confidence),
+        full_gradient_squared_norm=squared_norm,
+        gradient_covariance_trace=gamma,
+        implicit_regularizer={
+            size: estimate(
+                moments, estimates.regularizer_statistic(size, train_size), confidence=confidence, logarithmic=True
+            )
+            for size in sizes
+        },
+        noise_scale=inverse(signal),
+        signal_to_noise={size: signal.scaled(_noise_share(size, train_size)) for size in sizes if size < train_size},
+        tail_index=tail,
+        self_test=tested,
+        methods=methods,
+        notes=tuple(notes),
+        moments=moments,
+        **common,
+    )
+
+
+def _noise_share(batch_size: int, train_size: int) -> float:
+    """One over (N−B)/(N−1)/B."""
+    return batch_size * (train_size - 1) / (train_size - batch_size)
+
+
+def _notes(methods: dict[str, str], tail: Estimate | None, moments: Moments, squared_norm: Estimate) -> list[str]:
+    notes = []
+    for how in ("vmap", "one by one"):
+        names = [name for name, used in methods.items() if used == how]
+        if names:
+            shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+            notes.append(f"no factors for {shown}: example gradients formed by {how}, slower.")
+    if tail is not None and tail.high < 2:
+        notes.append(f"per-example norms have a heavy tail (α < {tail.high:.2g}): Γ itself may not settle.")
+    elif tail is not None and tail.value < 4 and not moments.exact:
+        notes.append(f"per-example norms have a tail index of {tail}: the interval of Γ is optimistic below 4.")
+    if not moments.exact and squared_norm.low <= 0:
+        needed = examples_needed(moments.sample, moments.train_size, squared_norm)
+        notes.append(f"can't tell ‖∇C‖² from zero with this sample: use at least {needed} examples.")
+    return notes
+
+
+def examples_needed(sample: int, train_size: int, squared_norm: Estimate) -> int:
+    """How many examples would make the half-width of ‖∇C‖² half of its value; at most all.
+
+    The width shrinks as 1/√n at least. An estimate below zero says that ‖∇C‖² is small beside its upper end: a quarter
+    of that is then taken for its value.
+    """
+    half = squared_norm.high - max(squared_norm.value, 0.0)
+    size = max(squared_norm.value, squared_norm.high / 4, 1e-300)
+    return min(train_size, math.ceil(sample * (2 * half / size) ** 2))
+
+
+def _mixed(
+    problem: Problem, examples: Tensor, sizes: list[int], halves: tuple[float, float], common: dict[str, Any], seed: int
+) -> Measurement:
+    """All that can be said of a model that mixes examples: C_reg of real minibatches, with their spread."""
+    tests = {size: _test_of_mixed(problem, examples, size, halves, common, seed) for size in sizes}
+    kept = {size: test for size, test in tests.items() if test is not None}
+    loss = float(problem.loss(problem.parameters, examples)) - _decay(problem)
+    return Measurement(
+        full_loss=Estimate(loss, loss, loss),
+        full_gradient_squared_norm=None,
+        gradient_covariance_trace=None,
+        implicit_regularizer={size: test.measured for size, test in kept.items()},
+        noise_scale=None,
+        signal_to_noise={},
+        tail_index=None,
+        self_test=next(iter(kept.values()), None),
+        methods={},
+        notes=("C_reg is the mean over real minibatches, with the interval of their spread; C is that of the examples seen.",),
+        moments=None,
+        **common,
+    )
+
+
+def _test_of_mixed(
+    problem: Problem, examples: Tensor, size: int, halves: tuple[float, float], common: dict[str, Any], seed: int
+) -> SelfTest | None:
+    if size > len(examples):
+        return None
+    return self_test(
+        problem, examples, batch_size=size, halves=halves, in_sample=None, confidence=common["confidence"], seed=seed
+    )
+
+
+def _decay(problem: Problem) -> float:
+    return 0.5 * problem.weight_decay * _squared_norm(problem.parameters)
+
+
+def _squared_norm(tree: _tree.Tree) -> float:
+    return sum(float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2 for leaf in tree.values())
+
+
+def _draw(count: int, sample: int, seed: int) -> Tensor:
+    if sample == count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(seed, "probe"))[:sample].sort().values
+
+
+def _pose(
+    problem: Problem | nn.Module,
+    loss_fn: LossFunction | None,
+    dataset: Any,
+    sample: int | None,
+    weight_decay: float,
+    dtype: torch.dtype | None,
+    seed: int,
+) -> tuple[Problem, int]:
+    """The problem on the examples to be used, and N. Of an indexed dataset only the sampled examples are read."""
+    if sample is not None and sample < 2:
+        raise InputError(f"sample={sample}; expected at least 2 examples.")
+    if isinstance(problem, Problem):
+        if loss_fn is not None or dataset is not None or weight_decay or dtype is not None:
+            raise InputError("a Problem has its own loss, dataset, weight decay and dtype; expected none of them beside it.")
+        return problem, problem.train_size
+    if not isinstance(problem, nn.Module):
+        raise InputError(f"found a {type(problem).__name__}; expected a tacit.Problem, or a model, a loss and a dataset.")
+    if loss_fn is None or dataset is None:
+        raise InputError("a model alone cannot be measured; expected measure(model, loss_fn, dataset).")
+    train_size = len(dataset[0]) if isinstance(dataset, (tuple, list)) and dataset else _length(dataset)
+    if train_size == 0:
+        raise InputError("the dataset is empty; expected at least two examples.")
+    if train_size == 1:
+        raise InputError("the dataset has one example; expected at least two: one has no variance between examples.")
+    if sample is not None and sample < train_size and not isinstance(dataset, (tuple, list)):
+        chosen = _draw(train_size, sample, seed).tolist()
+        dataset = torch.utils.data.Subset(dataset, chosen)
+    used = min(train_size, sample or train_size) if not isinstance(dataset, (tuple, list)) else train_size
+    try:
+        return Problem(problem, loss_fn, dataset, batches=[[*range(min(used, HALVED))]], weight_decay=weight_decay,
+                       dtype=dtype), train_size  # fmt: skip
+    except (IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"the model or the loss refuses the first {min(used, HALVED)} examples: {reason} "
+            "Expected inputs that fit the model and targets that fit the loss."
+        ) from error
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise InputError(
+            f"the dataset is a {type(dataset).__name__} without a length; expected a pair of tensors or a torch Dataset."
+        ) from None
+
+
+def _batch_sizes(batch_size: int | Sequence[int] | None, problem: Any, train_size: int) -> list[int]:
+    if batch_size is None:
+        fixed = {len(batch) for batch in problem.batches} if isinstance(problem, Problem) else set()
+        batch_size = sorted(fixed) if fixed else min(32, train_size)
+    sizes = [batch_size] if isinstance(batch_size, int) else [int(size) for size in batch_size]
+    if not sizes:
+        raise InputError("batch_size is an empty list; expected at least one batch size.")
+    for size in sizes:
+        if not 1 <= size <= train_size:
+            raise InputError(f"batch_size={size} with {train_size} examples; expected 1 to {train_size}.")
+    return sizes
+
+
+def _check_arguments(confidence: float, learning_rate: float | None) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence={confidence}; expected a number between 0 and 1, such as 0.95.")
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise InputError(f"learning_rate={learning_rate}; expected a positive number.")
