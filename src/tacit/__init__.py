@@ -18,6 +18,9 @@ _HOMES = {
     "InputError": "tacit._errors",
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
+    "Recorder": "tacit.diagnostics",
+    "match": "tacit.diagnostics",
+    "measure": "tacit.diagnostics",
 }
 _MODULES = ("batching", "convert", "diagnostics", "schedules", "studies", "theory")
 
@@ -28,10 +31,13 @@ __all__ = [
     "InputError",
     "NStepSGD",
     "Problem",
+    "Recorder",
     "__version__",
     "batching",
     "convert",
     "diagnostics",
+    "match",
+    "measure",
     "schedules",
     "studies",
     "theory",
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
     from tacit import batching, convert, diagnostics, schedules, studies, theory
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
+    from tacit.diagnostics import Recorder, match, measure
     from tacit.nstep import NStepSGD
     from tacit.penalty import FactoredSGD, GradientPenalty
     from tacit.problem import Problem

@@ -2,8 +2,18 @@
 
 from tacit.diagnostics.advice import Advice, match
 from tacit.diagnostics.estimates import Estimate
-from tacit.diagnostics.measure import measure
 from tacit.diagnostics.measurement import Measurement
+from tacit.diagnostics.measuring import measure
 from tacit.diagnostics.per_example import ExampleGradients, example_squared_norms
+from tacit.diagnostics.recorder import Recorder
 
-__all__ = ["Advice", "Estimate", "ExampleGradients", "Measurement", "example_squared_norms", "match", "measure"]
+__all__ = [
+    "Advice",
+    "Estimate",
+    "ExampleGradients",
+    "Measurement",
+    "Recorder",
+    "example_squared_norms",
+    "match",
+    "measure",
+]

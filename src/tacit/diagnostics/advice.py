@@ -11,8 +11,8 @@ import numpy as np
 
 from tacit._errors import InputError
 from tacit.diagnostics.estimates import Estimate, estimate
-from tacit.diagnostics.measure import examples_needed
 from tacit.diagnostics.measurement import Measurement
+from tacit.diagnostics.measuring import examples_needed
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
 LINEAR_UP_TO = 0.1  # linear scaling is called right while C_reg's two terms are a tenth apart or more
@@ -112,7 +112,7 @@ def match(
                           "Γ/B = ‖∇C‖²: both terms of C_reg are equal   (section 3)"))  # fmt: skip
     if stability is not None:
         lines.append(Line("stability", "ε'·λ_max", stability, "below 1: inside the theory; above 2: unstable",
-                          "gradient descent on a quadratic contracts for ελ < 2; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
+                          "descent on a quadratic contracts for ελ < 2; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
         if learning_rate * new_batch_size / batch_size * stability.value / rate >= 2:
             notes.append(f"linear scaling to ε' = {learning_rate * new_batch_size / batch_size:g} would be unstable.")
     else:
@@ -169,7 +169,8 @@ def _decided(
     assert seen.full_gradient_squared_norm is not None
     spread = max(matched.high - matched.low, strength.high - strength.low) / learning_rate
     by_width = math.ceil(seen.sample * max(spread, 1.5) ** 2)
-    needed = min(seen.train_size, max(by_width, examples_needed(seen.sample, seen.train_size, seen.full_gradient_squared_norm)))
+    by_norm = examples_needed(seen.sample, seen.train_size, seen.full_gradient_squared_norm)
+    needed = min(seen.train_size, max(by_width, by_norm))
     return False, f"can't tell from this sample: use at least {needed} examples."
 
 

@@ -1,0 +1,241 @@
+"""`tacit measure` and `tacit advise`: what SGD regularizes in a model, and what another batch size would need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit._errors import InputError
+
+if TYPE_CHECKING:
+    from tacit.diagnostics import Measurement
+    from tacit.problem import Problem
+
+Dataset = Annotated[str, typer.Option(help="mnist1d or fashion-mnist.")]
+Model = Annotated[str, typer.Option(help="mlp, the ReLU network of the paper.")]
+Width = Annotated[int, typer.Option(help="Width of its hidden layers.")]
+Depth = Annotated[int, typer.Option(help="Number of its hidden layers.")]
+TrainSize = Annotated[int | None, typer.Option(help="N: use the first N training examples.")]
+Weights = Annotated[Path | None, typer.Option(help="A safetensors file with the parameters; else initialisation.")]
+Custom = Annotated[str | None, typer.Option("--problem", help="module:function that returns a tacit.Problem instead.")]
+Sample = Annotated[int | None, typer.Option(help="Draw so many examples; without it all are used, exactly.")]
+Confidence = Annotated[float, typer.Option(help="Of the intervals.")]
+Seed = Annotated[int, typer.Option(help="Of the initialisation and of the sample.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write every number to this file.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("measure")(measure)
+    app.command("advise")(advise)
+
+
+def measure(
+    dataset: Dataset = "mnist1d",
+    model: Model = "mlp",
+    width: Width = 64,
+    depth: Depth = 3,
+    train_size: TrainSize = None,
+    weights: Weights = None,
+    problem: Custom = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="B; may be repeated.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="ε: adds ε·λ_max, which costs tens of passes.")] = None,
+    sample: Sample = None,
+    confidence: Confidence = 0.95,
+    seed: Seed = 0,
+    json: Json = None,
+) -> None:
+    """C_reg, ‖∇C‖², Γ and the noise scale of a model, each with its interval. Trains nothing.
+
+    Examples:
+
+        tacit measure --dataset mnist1d --model mlp --batch-size 16 --batch-size 256
+
+        tacit measure --weights run.safetensors --sample 512 --learning-rate 0.125
+
+        tacit measure --problem mypackage.mymodule:make_problem --json seen.json
+    """
+    _check_folder(json)
+    posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
+    seen = _measure(posed, batch_size, learning_rate, sample, confidence, seed)
+    print(seen)
+    _write(json, seen.to_json())
+
+
+def advise(
+    learning_rate: Annotated[float, typer.Option(help="ε now.")],
+    batch_size: Annotated[int, typer.Option(help="B now.")],
+    new_batch_size: Annotated[int | None, typer.Option(help="B' wanted.")] = None,
+    new_learning_rate: Annotated[float | None, typer.Option(help="ε' wanted.")] = None,
+    micro_batch_size: Annotated[int | None, typer.Option(help="b of the penalty; by default B.")] = None,
+    dataset: Dataset = "mnist1d",
+    model: Model = "mlp",
+    width: Width = 64,
+    depth: Depth = 3,
+    train_size: TrainSize = None,
+    weights: Weights = None,
+    problem: Custom = None,
+    sample: Sample = None,
+    confidence: Confidence = 0.95,
+    seed: Seed = 0,
+    stability: Annotated[bool, typer.Option(help="Measure the largest Hessian eigenvalue too: tens of passes.")] = True,
+    regime: Annotated[bool, typer.Option("--regime", help="Add the regime report at ε and B.")] = False,
+    json: Json = None,
+) -> None:
+    """From (ε, B) to another batch size or rate with the same implicit regularization.
+
+    Examples:
+
+        tacit advise --learning-rate 0.125 --batch-size 16 --new-batch-size 256
+
+        tacit advise --learning-rate 0.125 --batch-size 16 --new-learning-rate 0.5 --weights run.safetensors
+
+        tacit advise --problem mymodule:make_problem --learning-rate 0.1 --batch-size 32 --new-batch-size 1024
+    """
+    _check_folder(json)
+    from tacit.diagnostics import match
+
+    posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
+    sizes = [batch_size] if new_batch_size is None else [batch_size, new_batch_size]
+    seen = _measure(posed, sizes, learning_rate, sample, confidence, seed, curvature=stability)
+    advice = match(
+        seen,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        new_batch_size=new_batch_size,
+        new_learning_rate=new_learning_rate,
+        micro_batch_size=micro_batch_size,
+    )
+    print(advice)
+    if regime:
+        print(_regime(posed, learning_rate, batch_size))
+    _write(json, advice.to_json())
+
+
+def _measure(
+    posed: Problem,
+    batch_size: list[int] | None,
+    learning_rate: float | None,
+    sample: int | None,
+    confidence: float,
+    seed: int,
+    *,
+    curvature: bool | None = None,
+) -> Measurement:
+    from tacit.diagnostics import measure
+
+    return measure(
+        posed,
+        batch_size=batch_size or None,
+        learning_rate=learning_rate,
+        sample=sample,
+        confidence=confidence,
+        seed=seed,
+        curvature=curvature,
+    )
+
+
+def _problem(
+    dataset: str,
+    model: str,
+    width: int,
+    depth: int,
+    train_size: int | None,
+    weights: Path | None,
+    custom: str | None,
+    seed: int,
+) -> Problem:
+    if custom is not None:
+        return _imported(custom)
+    if model != "mlp":
+        raise InputError(f"--model {model!r} is unknown; use mlp, or --problem module:function for your own.")
+    if width < 1 or depth < 0:
+        raise InputError(f"--width {width} --depth {depth}; expected a width of at least 1 and a depth of at least 0.")
+    import torch
+    from torch.nn import functional as F
+
+    from tacit._random import generator
+    from tacit.problem import Problem
+    from tacit.studies import datasets
+    from tacit.studies.models import mlp
+
+    if dataset == "fashion-mnist":
+        from tacit.studies.fashion_mnist import load_fashion_mnist
+
+        data = load_fashion_mnist()
+    elif dataset == "mnist1d":
+        data = datasets.load(dataset)
+    else:
+        raise InputError(f"--dataset {dataset!r} is unknown; use mnist1d or fashion-mnist.")
+    size = len(data.train_inputs) if train_size is None else train_size
+    if not 2 <= size <= len(data.train_inputs):
+        raise InputError(f"--train-size {size}; expected 2 to {len(data.train_inputs)} for {dataset}.")
+    inputs, targets = (torch.from_numpy(part[:size].copy()) for part in (data.train_inputs, data.train_targets))
+    network = mlp([inputs.shape[1], *[width] * depth, 10], generator(seed, "init"))
+    if weights is not None:
+        _load(network, weights)
+    return Problem(network, F.cross_entropy, (inputs, targets), batch_size=min(32, size), remainder="drop")
+
+
+def _load(network: object, weights: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from torch import nn
+
+    assert isinstance(network, nn.Module)
+    try:
+        found = load_file(weights)
+        network.load_state_dict(found)
+    except FileNotFoundError as error:
+        raise InputError(f"--weights {weights} does not exist; expected a safetensors file.") from error
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"--weights {weights} cannot be read: {error}; expected a safetensors file.") from error
+    except RuntimeError as error:
+        expected = ", ".join(f"{name} {tuple(value.shape)}" for name, value in network.state_dict().items())
+        raise InputError(f"--weights {weights} does not fit the model; expected {expected}.") from error
+
+
+def _imported(name: str) -> Problem:
+    import importlib
+    import sys
+
+    from tacit.problem import Problem
+
+    module_name, _, function_name = name.partition(":")
+    if not function_name:
+        raise InputError(f"--problem {name!r}; expected package.module:function.")
+    sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
+    try:
+        made = getattr(importlib.import_module(module_name), function_name)()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--problem {name!r} cannot be imported: {error}.") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, Problem):
+        raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
+    return made
+
+
+def _regime(posed: Problem, learning_rate: float, batch_size: int) -> str:
+    from tacit.problem import Problem
+    from tacit.theory import regime
+
+    size = posed.train_size // batch_size * batch_size
+    data = (posed.inputs[:size], posed.targets[:size])
+    partition = Problem(posed.model, posed.loss_fn, data, batch_size=batch_size, weight_decay=posed.weight_decay)
+    return f"regime at ε = {learning_rate:g}, B = {batch_size}: {regime(partition, learning_rate=learning_rate)}"
+
+
+def _check_folder(json: Path | None) -> None:
+    if json is not None and not json.resolve().parent.is_dir():
+        raise InputError(f"--json {json}: its folder does not exist; make it first, or name another file.")
+
+
+def _write(json: Path | None, text: str) -> None:
+    if json is None:
+        return
+    temporary = json.with_name(f".{json.name}.writing")
+    temporary.write_text(text + "\n")
+    temporary.replace(json)
+    print(f"wrote {json}")

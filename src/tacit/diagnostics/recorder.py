@@ -1,0 +1,170 @@
+"""`Recorder`: the measurements inside a running training loop, without changing it by a bit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit.diagnostics.measuring import measure
+
+When = int | Callable[[int], bool]
+
+
+class Recorder:
+    """Rows about the gradient noise, from gradients that training computes anyway, and full measurements on request.
+
+    Call it after `backward` and before `optimizer.step`. From a step at which `every` says so, it watches `.grad` for
+    `window` steps: minibatch gradients of size B, and their mean, a gradient of size window·B. From the squared norms
+    of the two sizes (Eq. 22 with B and window·B)
+
+        Γ = (q_B − q_mean) / (1/B − 1/(window·B)),     ‖∇C‖² = q_B − (1/B − 1/N) N/(N−1) Γ,     C_reg(B) = q_B/4
+
+    No extra pass, one extra gradient in memory. Cheap and rough: parameters move within the window, which a full
+    measurement (`full`: at which steps; it needs `loss_fn` and `dataset`, and takes `sample` examples) does not suffer.
+
+    Rows go to `rows`, to the JSON Lines file `path`, and to `writer`, anything with TensorBoard's
+    `add_scalar(name, value, step)`; `tensorboard="folder"` makes one. Training is bitwise the same with and without it:
+    it only reads gradients, works on copies of the parameters, and puts random generators back.
+
+    >>> model = nn.Linear(2, 1)
+    >>> recorder = Recorder(model, batch_size=4, train_size=8, every=10, window=2)
+    >>> for _ in range(2):
+    ...     model(torch.randn(4, 2)).square().mean().backward()
+    ...     recorder.after_backward()
+    >>> recorder.rows[0]["step"]
+    1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch_size: int,
+        train_size: int,
+        every: When = 100,
+        window: int = 8,
+        full: When | None = None,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        dataset: Any = None,
+        sample: int | None = 512,
+        path: str | Path | None = None,
+        writer: Any = None,
+        tensorboard: str | Path | None = None,
+    ) -> None:
+        if not 1 <= batch_size <= train_size:
+            raise InputError(f"batch_size={batch_size} with train_size={train_size}; expected 1 to {train_size}.")
+        if window < 2:
+            raise InputError(f"window={window}; expected at least 2 steps: two batch sizes are needed.")
+        for name, when in (("every", every), ("full", full)):
+            if when is not None and not callable(when) and when < 1:
+                raise InputError(f"{name}={when}; expected at least 1, or a function of the step.")
+        if not callable(every) and every < window:
+            raise InputError(f"every={every} is shorter than window={window}; expected windows that do not overlap.")
+        if full is not None and (loss_fn is None or dataset is None):
+            raise InputError("full measurements need loss_fn and dataset; expected both.")
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise InputError(f"the folder of {str(path)!r} does not exist; make it first.")
+        self.model, self.batch_size, self.train_size = model, batch_size, train_size
+        self.every, self.window, self.full = every, window, full
+        self.loss_fn, self.dataset, self.sample = loss_fn, dataset, sample
+        self.path = None if path is None else Path(path)
+        self.writer = _tensorboard(tensorboard) if tensorboard is not None else writer
+        self.rows: list[dict[str, Any]] = []
+        self.steps = 0
+        self._sum: list[Tensor] | None = None
+        self._squares: list[float] = []
+
+    def after_backward(self) -> None:
+        """Reads `.grad` of the model's parameters. Call it once per step, also on steps that it does not record."""
+        step, self.steps = self.steps, self.steps + 1
+        if self._sum is None and _now(self.every, step):
+            self._sum, self._squares = [], []
+        if self._sum is not None:
+            self._watch(step)
+        if self.full is not None and _now(self.full, step):
+            self._measure(step)
+
+    def _watch(self, step: int) -> None:
+        gradients = [parameter.grad.detach() for parameter in self.model.parameters() if parameter.grad is not None]
+        if not gradients:
+            raise InputError("no parameter has a gradient; expected after_backward() between backward and zero_grad.")
+        assert self._sum is not None
+        self._sum = [gradient.clone() for gradient in gradients] if not self._sum else [
+            total + gradient for total, gradient in zip(self._sum, gradients, strict=True)
+        ]  # fmt: skip
+        self._squares.append(_squared_norm(gradients))
+        if len(self._squares) == self.window:
+            of_mean = _squared_norm(self._sum) / self.window**2
+            self._sum = None
+            self._add(step, cheap_row(self._squares, of_mean, batch_size=self.batch_size, train_size=self.train_size))
+
+    def _measure(self, step: int) -> None:
+        state, devices = torch.get_rng_state(), _cuda_states()
+        try:
+            # Not every model is deterministic, and finding that out draws random numbers.
+            seen = measure(
+                self.model, self.loss_fn, self.dataset, batch_size=self.batch_size, sample=self.sample, seed=step
+            )
+        finally:
+            torch.set_rng_state(state)
+            if devices:
+                torch.cuda.set_rng_state_all(devices)
+        self._add(step, {"kind": "full", **seen.to_row()})
+
+    def _add(self, step: int, row: dict[str, Any]) -> None:
+        whole = {"step": step, **row}
+        self.rows.append(whole)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(whole) + "\n")
+        if self.writer is not None:
+            for name, value in row.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self.writer.add_scalar(f"tacit/{name}", value, step)
+
+
+def cheap_row(squares: list[float], of_mean: float, *, batch_size: int, train_size: int) -> dict[str, Any]:
+    """Γ, ‖∇C‖² and the noise scale from squared norms at batch sizes B and k·B; k disjoint minibatches.
+
+    With V = N/(N−1) Γ a minibatch of size B has E‖∇Ĉ‖² = ‖∇C‖² + (1/B − 1/N) V, so the two sizes give two equations.
+    """
+    count, mean = len(squares), sum(squares) / len(squares)
+    variance = (mean - of_mean) / (1 / batch_size - 1 / (count * batch_size))
+    squared_norm = mean - (1 / batch_size - 1 / train_size) * variance
+    gamma = (train_size - 1) / train_size * variance
+    return {
+        "kind": "cheap",
+        "window": count,
+        "batch_size": batch_size,
+        "gradient_covariance_trace": gamma,
+        "full_gradient_squared_norm": squared_norm,
+        "implicit_regularizer": mean / 4,
+        "noise_scale": gamma / squared_norm if squared_norm > 0 else None,
+    }
+
+
+def _now(when: When, step: int) -> bool:
+    return bool(when(step)) if callable(when) else step % when == 0
+
+
+def _squared_norm(tensors: list[Tensor]) -> float:
+    return sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
+
+
+def _cuda_states() -> list[Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+
+
+def _tensorboard(folder: str | Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("tensorboard=… was given but TensorBoard is not installed; pip install tensorboard.") from error
+    return SummaryWriter(str(folder))
