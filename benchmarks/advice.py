@@ -15,6 +15,9 @@ Every run trains for the same time ε × updates, the clock of the modified flow
 
 The advice comes from one small-batch run with a seed of its own (100), measured over the whole training set at half
 time: fixed before any of the compared runs was seen. Rows are JSON lines, rewritten under a temporary name.
+
+All seeds of an arm train as one program; the penalty is that of `tacit.GradientPenalty(micro_batch_size=B)`, and each
+row of that arm stores how far one step of the two is apart.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 import tacit
 from tacit._random import generator
 from tacit.batching import epoch_batches
+from tacit.studies import batched_mlp
+from tacit.studies.batched_mlp import Layers
 from tacit.studies.models import mlp
 from tacit.studies.provenance import provenance
 
@@ -75,9 +80,60 @@ def data(task: Task) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tuple(torch.from_numpy(array.copy()) for array in arrays)  # type: ignore[return-value]
 
 
-def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-    with torch.no_grad():
-        return float((model(inputs).argmax(1) == targets).float().mean())
+def accuracies(layers: Layers, inputs: Tensor, targets: Tensor) -> list[float]:
+    found = batched_mlp.outputs(layers, inputs.expand(len(layers.weights[0]), -1, -1)).argmax(2) == targets
+    return [float(share) for share in found.float().mean(1)]
+
+
+def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: float, micro: int) -> list[Tensor]:
+    """∇ of the mean over micro-batches of Ĉₖ + (λ/4)‖∇Ĉₖ‖², for all runs: weights first, then biases.
+
+    What `tacit.GradientPenalty(micro_batch_size=…)` adds to `.grad`, in the algebra of `tacit.studies.batched_mlp` with
+    the minibatch's rows folded into micro-batches where rows meet rows. `check` compares the two.
+    """
+    runs, rows, _ = inputs.shape
+
+    def fold(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, micro, tensor.shape[2])
+
+    X, logits = batched_mlp._forward(layers, inputs)
+    probabilities = logits.softmax(2)
+    D = batched_mlp._backward(layers, X, (probabilities - targets) / micro)
+    T: list[Tensor | None] = [None] * len(X)
+    S = D
+    if strength:
+        for at, (x, d) in enumerate(zip(map(fold, X), map(fold, D), strict=True)):
+            moved = (torch.bmm(torch.bmm(x, x.mT), d) + d.sum(1, keepdim=True)).reshape(runs, rows, -1)
+            if at > 0:
+                moved = torch.baddbmm(moved, T[at], layers.weights[at])
+            if at + 1 < len(X):
+                T[at + 1] = batched_mlp._where_active(moved, X[at + 1])
+        turned = probabilities * moved
+        turned = turned - probabilities * turned.sum(2, keepdim=True)
+        S = [D[-1] + strength / 2 / micro * turned]
+        for at in range(len(X) - 1, 0, -1):
+            x, d = fold(X[at]), fold(D[at])
+            s = strength / 2 * torch.bmm(torch.bmm(d, d.mT), x).reshape(runs, rows, -1)
+            S.insert(0, batched_mlp._where_active(torch.baddbmm(s, S[0], layers.weights[at].mT), X[at]))
+    weights = [torch.bmm(x.mT, s) for x, s in zip(X, S, strict=True)]
+    for at, (t, d) in enumerate(zip(T, D, strict=True)):
+        if t is not None:
+            weights[at] += strength / 2 * torch.bmm(t.mT, d)
+    return [part * (micro / rows) for part in [*weights, *[s.sum(1, keepdim=True) for s in S]]]
+
+
+def check(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor], strength: float) -> float:
+    """The largest relative difference from `tacit.GradientPenalty`, over parameters, on the first minibatch."""
+    model = mlp(task.sizes, generator(0, "init"))
+    inputs, targets = arrays[0][: task.new_batch_size], arrays[1][: task.new_batch_size]
+    penalty = tacit.GradientPenalty(model, strength, micro_batch_size=task.batch_size)
+    penalty.backward(lambda x, y: cross_entropy(model(x), y), inputs, targets)
+    layers = batched_mlp.initialise(task.sizes, [0])
+    hot = one_hot(targets, task.sizes[-1]).float()
+    found = gradient(layers, inputs[None], hot[None], strength=strength, micro=task.batch_size)
+    linear = [module for module in model if isinstance(module, nn.Linear)]
+    expected = [*[layer.weight.grad.T for layer in linear], *[layer.bias.grad[None] for layer in linear]]
+    return max(float((a[0] - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
 
 
 def train(
@@ -87,39 +143,53 @@ def train(
     learning_rate: float,
     batch_size: int,
     updates: int,
-    seed: int,
+    seeds: list[int],
     strength: float = 0.0,
     pause: Any = None,
-) -> dict[str, Any]:
-    """One run; `pause(model)` is called at half time."""
+) -> list[dict[str, Any]]:
+    """Runs of all seeds as one program; `pause(layers)` is called at half time."""
     inputs, targets, test_inputs, test_targets = arrays
-    model = mlp(task.sizes, generator(seed, "init"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    penalty = tacit.GradientPenalty(model, strength, micro_batch_size=task.batch_size if strength else None)
-    steps, epoch, seen, diverged = 0, 0, [], False
-    while steps < updates and not diverged:
-        for batch in epoch_batches(task.train_size, batch_size, order="shuffled", seed=seed, epoch=epoch):
-            if steps == updates:
-                break
-            optimizer.zero_grad()
-            loss = penalty.backward(lambda x, y: cross_entropy(model(x), y), inputs[batch], targets[batch])
-            if not math.isfinite(float(loss)):
-                diverged = True
-                break
-            optimizer.step()
-            steps += 1
-            if pause is not None and steps == updates // 2:
-                pause(model)
-            if steps % max(1, updates // 20) == 0:
-                seen.append(accuracy(model, test_inputs, test_targets))
-        epoch += 1
-    return {
-        "final_test_accuracy": accuracy(model, test_inputs, test_targets),
-        "best_test_accuracy": max(seen, default=accuracy(model, test_inputs, test_targets)),
-        "final_train_accuracy": accuracy(model, inputs, targets),
-        "diverged": diverged,
-        "updates_done": steps,
-    }
+    hot = one_hot(targets, task.sizes[-1]).float()
+    layers = batched_mlp.initialise(task.sizes, seeds)
+    micro = task.batch_size if strength else batch_size
+    per_epoch = task.train_size // batch_size
+    seen: list[list[float]] = []
+    for step in range(updates):
+        epoch, position = divmod(step, per_epoch)
+        if position == 0:
+            orders = [
+                epoch_batches(task.train_size, batch_size, order="shuffled", seed=seed, epoch=epoch) for seed in seeds
+            ]
+        batch = torch.stack([order[position] for order in orders])
+        parts = gradient(layers, inputs[batch], hot[batch], strength=strength, micro=micro)
+        for tensor, part in zip(layers.tensors(), parts, strict=True):
+            tensor.sub_(part, alpha=learning_rate)
+        if pause is not None and step + 1 == updates // 2:
+            pause(layers)
+        if (step + 1) % max(1, updates // 20) == 0:
+            seen.append(accuracies(layers, test_inputs, test_targets))
+    final, trained = accuracies(layers, test_inputs, test_targets), accuracies(layers, inputs, targets)
+    finite = [all(bool(tensor[run].isfinite().all()) for tensor in layers.tensors()) for run in range(len(seeds))]
+    return [
+        {
+            "seed": seed,
+            "final_test_accuracy": final[run],
+            "best_test_accuracy": max(row[run] for row in seen),
+            "final_train_accuracy": trained[run],
+            "diverged": not finite[run],
+        }
+        for run, seed in enumerate(seeds)
+    ]
+
+
+def as_model(task: Task, layers: Layers) -> nn.Module:
+    model = mlp(task.sizes)
+    linear = [module for module in model if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for module, weight, bias in zip(linear, layers.weights, layers.biases, strict=True):
+            module.weight.copy_(weight[0].T)
+            module.bias.copy_(bias[0, 0])
+    return model
 
 
 def read() -> list[dict[str, Any]]:
@@ -146,8 +216,10 @@ def tuned_rate(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor]) -> flo
     for rate in task.rates:
         key = {"kind": "tuning", "task": task.name, "learning_rate": rate}
         if find(**key) is None:
-            add({**key, **train(task, arrays, learning_rate=rate, batch_size=task.batch_size, updates=updates,
-                                seed=ADVICE_SEED)})  # fmt: skip
+            (row,) = train(
+                task, arrays, learning_rate=rate, batch_size=task.batch_size, updates=updates, seeds=[ADVICE_SEED]
+            )
+            add({**key, **row})
         found = find(**key)
         assert found is not None
         scores[rate] = found["final_test_accuracy"] if not found["diverged"] else 0.0
@@ -162,7 +234,8 @@ def advice(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor], rate: floa
     inputs, targets = arrays[:2]
     updates = task.epochs * task.train_size // task.batch_size
 
-    def pause(model: nn.Module) -> None:
+    def pause(layers: Layers) -> None:
+        model = as_model(task, layers)
         sizes = [task.batch_size, task.new_batch_size]
         seen = tacit.measure(model, cross_entropy, (inputs, targets), batch_size=sizes, learning_rate=rate)
         given = tacit.match(
@@ -172,7 +245,8 @@ def advice(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor], rate: floa
         add({**key, "learning_rate": rate, "measured_after": updates // 2, "measurement": seen.to_row(),
              "advice": json.loads(given.to_json()), "text": str(given), **provenance()})  # fmt: skip
 
-    train(task, arrays, learning_rate=rate, batch_size=task.batch_size, updates=updates, seed=ADVICE_SEED, pause=pause)
+    settings = {"learning_rate": rate, "batch_size": task.batch_size, "updates": updates}
+    train(task, arrays, seeds=[ADVICE_SEED], pause=pause, **settings)
     made = find(**key)
     assert made is not None
     return made
@@ -197,12 +271,19 @@ def arms(task: Task, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def run(task: Task, seeds: list[int]) -> None:
     arrays = data(task)
     given = advice(task, arrays, tuned_rate(task, arrays))
-    for seed in seeds:
-        for arm, settings in arms(task, given).items():
-            key = {"kind": "run", "task": task.name, "arm": arm, "seed": seed}
-            if find(**key) is None:
-                add({**key, **settings, **train(task, arrays, seed=seed, **settings)})
-                print(arm, seed, find(**key), flush=True)
+    for arm, settings in arms(task, given).items():
+        key = {"kind": "run", "task": task.name, "arm": arm}
+        missing = [seed for seed in seeds if find(**key, seed=seed) is None]
+        if not missing:
+            continue
+        extra = {}
+        if settings.get("strength"):
+            extra = {"micro_batch_size": task.batch_size, "difference": check(task, arrays, settings["strength"])}
+            if extra["difference"] > 1e-3:
+                raise SystemExit(f"the batched penalty is {extra['difference']:.2g} off tacit.GradientPenalty")
+        for row in train(task, arrays, seeds=missing, **settings):
+            add({**key, **settings, **extra, **row})
+            print(arm, row, flush=True)
 
 
 def table() -> dict[str, Any]:

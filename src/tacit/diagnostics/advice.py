@@ -137,11 +137,13 @@ def _ratio(seen: Measurement, terms: list[tuple[float, int]], below: int) -> Est
         def regularizer(batch: int) -> np.ndarray:
             return squared_norm + (1 / batch - 1 / size) * variance
 
-        upper = sum(rate * regularizer(batch) for rate, batch in terms)
-        return np.asarray(upper / np.maximum(regularizer(below), 1e-300))
+        upper, lower = sum(rate * regularizer(batch) for rate, batch in terms), regularizer(below)
+        # A sample too small to keep C_reg above zero says nothing about a quotient by it.
+        return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.nan)
 
     assert seen.moments is not None
-    return estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
+    found = estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
+    return Estimate(found.value, -math.inf, math.inf) if math.isnan(found.low + found.high) else found
 
 
 def _matching_batch_size(seen: Measurement, learning_rate: float, batch_size: int, new_rate: float) -> int:
@@ -162,13 +164,13 @@ def _decided(
     seen: Measurement, matched: Estimate, strength: Estimate, learning_rate: float
 ) -> tuple[bool, str | None]:
     """Whether the sample settles the advice: ε' within a factor of two, λ within half of ε."""
-    wide = matched.low <= 0 or matched.high > TOO_WIDE * matched.low
-    wide = wide or strength.high - strength.low > learning_rate
+    wide = not matched.low > 0 or matched.high > TOO_WIDE * matched.low
+    wide = wide or not strength.high - strength.low <= learning_rate
     if not wide:
         return True, None
     assert seen.full_gradient_squared_norm is not None
     spread = max(matched.high - matched.low, strength.high - strength.low) / learning_rate
-    by_width = math.ceil(seen.sample * max(spread, 1.5) ** 2)
+    by_width = math.ceil(seen.sample * max(spread, 1.5) ** 2) if math.isfinite(spread) else seen.sample
     by_norm = examples_needed(seen.sample, seen.train_size, seen.full_gradient_squared_norm)
     needed = min(seen.train_size, max(by_width, by_norm))
     return False, f"can't tell from this sample: use at least {needed} examples."
@@ -205,8 +207,8 @@ def _check(
         raise InputError(f"found a {type(seen).__name__}; expected the result of tacit.measure.")
     if not seen.per_example:
         raise InputError(
-            "the measured model mixes the examples of a minibatch (batch norm), so C_reg has no formula in B; expected a "
-            "model without it, or measured in evaluation mode."
+            "the measured model mixes the examples of a minibatch (batch norm), so C_reg has no formula in B; expected "
+            "a model without it, or one measured in evaluation mode."
         )
     if new_batch_size is None and new_learning_rate is None:
         raise InputError("there is nothing to match; expected new_batch_size, new_learning_rate or both.")

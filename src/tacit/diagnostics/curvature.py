@@ -32,7 +32,8 @@ def largest_eigenvalue(
     """λ_max of ∇²C on the given examples, algebraically largest: what decides whether a rate is stable.
 
     The interval is that of the mean of vᵀ∇²Cⱼv over examples at the eigenvector v found, the first-order change of an
-    eigenvalue when examples change, from up to 16 groups. A sample's largest eigenvalue is on average a little too large.
+    eigenvalue when examples change, from up to 16 groups. The largest eigenvalue of a sample is on average a little
+    too large.
     """
     size = sum(value.numel() for value in problem.parameters.values())
 

@@ -62,7 +62,8 @@ class Measurement:
         if batch_size in self.implicit_regularizer:
             return self.implicit_regularizer[batch_size]
         if not 1 <= batch_size <= self.train_size:
-            raise InputError(f"batch_size={batch_size} with {self.train_size} examples; expected 1 to {self.train_size}.")
+            known = self.train_size
+            raise InputError(f"batch_size={batch_size} with {known} examples; expected 1 to {known}.")
         if self.moments is None or not self.per_example:
             raise InputError(
                 f"C_reg({batch_size}) is not known: the model mixes the examples of a minibatch, so only the measured "
@@ -120,7 +121,7 @@ class Measurement:
 
 def _sentence(seen: Measurement) -> str:
     if not seen.per_example:
-        return "The examples of a minibatch influence each other here: Γ has no meaning, C_reg is from real minibatches."
+        return "The examples of a minibatch influence each other: Γ has no meaning, C_reg is from real minibatches."
     assert seen.noise_scale is not None
     if math.isinf(seen.noise_scale.high):
         return (

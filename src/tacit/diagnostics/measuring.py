@@ -124,7 +124,7 @@ def _result(
     tail = tail_index(np.sqrt(squares), confidence=confidence)
     notes = list(_notes(methods, tail, moments, squared_norm))
     if weight_decay:
-        notes.append("weight decay is inside ‖∇C‖² and C_reg; it cancels in Γ, and is left out of C and of the tail index.")
+        notes.append("weight decay is in ‖∇C‖² and C_reg; it cancels in Γ, and is left out of C and the tail index.")
     return Measurement(
         full_loss=mean_estimate(losses, train_size=train_size, confidence=confidence),
         full_gradient_squared_norm=squared_norm,
@@ -196,7 +196,7 @@ def _mixed(
         tail_index=None,
         self_test=next(iter(kept.values()), None),
         methods={},
-        notes=("C_reg is the mean over real minibatches, with the interval of their spread; C is that of the examples seen.",),
+        notes=("C_reg is a mean over real minibatches, its interval from their spread; C is of the examples seen.",),
         moments=None,
         **common,
     )
@@ -240,10 +240,10 @@ def _pose(
         raise InputError(f"sample={sample}; expected at least 2 examples.")
     if isinstance(problem, Problem):
         if loss_fn is not None or dataset is not None or weight_decay or dtype is not None:
-            raise InputError("a Problem has its own loss, dataset, weight decay and dtype; expected none of them beside it.")
+            raise InputError("a Problem has its own loss, dataset, weight decay and dtype; expected none beside it.")
         return problem, problem.train_size
     if not isinstance(problem, nn.Module):
-        raise InputError(f"found a {type(problem).__name__}; expected a tacit.Problem, or a model, a loss and a dataset.")
+        raise InputError(f"found a {type(problem).__name__}; expected a tacit.Problem, or a model, loss and dataset.")
     if loss_fn is None or dataset is None:
         raise InputError("a model alone cannot be measured; expected measure(model, loss_fn, dataset).")
     train_size = len(dataset[0]) if isinstance(dataset, (tuple, list)) and dataset else _length(dataset)
@@ -273,7 +273,7 @@ def _length(dataset: Any) -> int:
         return len(dataset)
     except TypeError:
         raise InputError(
-            f"the dataset is a {type(dataset).__name__} without a length; expected a pair of tensors or a torch Dataset."
+            f"the dataset, a {type(dataset).__name__}, has no length; expected a pair of tensors or a torch Dataset."
         ) from None
 
 

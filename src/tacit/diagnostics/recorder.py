@@ -166,5 +166,5 @@ def _tensorboard(folder: str | Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise InputError("tensorboard=… was given but TensorBoard is not installed; pip install tensorboard.") from error
+        raise InputError("tensorboard=… was given, TensorBoard is not installed; pip install tensorboard.") from error
     return SummaryWriter(str(folder))

@@ -30,7 +30,7 @@ FALSE_ALARMS = 1e-4
 
 @dataclass(frozen=True)
 class SelfTest:
-    """`halves` is the relative difference between a minibatch's gradient and its halves'; the rest is about C_reg(B)."""
+    """`halves` is the relative difference between a minibatch's gradient and its halves'; the rest is C_reg(B)."""
 
     batch_size: int
     batches: int

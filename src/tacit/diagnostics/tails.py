@@ -15,8 +15,8 @@ FEWEST = 50  # norms; below, the largest √n of them say nothing
 def tail_index(norms: np.ndarray, *, confidence: float = 0.95) -> Estimate | None:
     """α in P(‖∇Cⱼ‖ > x) ~ x^−α, from the k = √n largest norms; None for fewer than 50 positive ones.
 
-    α = k / Σᵢ log(x₍ᵢ₎/x₍ₖ₊₁₎). For exact power tails the sum is Gamma(k, 1/α), which gives the interval. Γ is a mean of
-    squared norms: α <= 2 would mean that it does not settle as examples are added (the paper's warning below Eq. 22),
+    α = k / Σᵢ log(x₍ᵢ₎/x₍ₖ₊₁₎). For exact power tails the sum is Gamma(k, 1/α), which gives the interval. Γ is a mean
+    of squared norms: α <= 2 would mean that it does not settle as examples are added (the paper warns, section 3),
     α <= 4 that its interval is too optimistic. It describes the population behind the examples, so it has an
     interval even when all examples are seen. Light tails give large, unstable values: read them as "not heavy".
 

@@ -1,0 +1,156 @@
+"""`match`: its formulas at their limits, its honesty about small samples, and its refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from cases import batch_norm_net, labels, numbers, spread
+from tacit.diagnostics import Measurement
+from tacit.diagnostics.estimates import Estimate, Moments
+
+N = 4096
+
+
+def seen(squared_norm: float, variance: float, *, eigenvalue: float | None = None) -> Measurement:
+    """A measurement of all N examples with these two numbers."""
+
+    def known(value: float) -> Estimate:
+        return Estimate(value, value, value)
+
+    gamma = (N - 1) / N * variance
+    return Measurement(
+        train_size=N, sample=N, confidence=0.95, full_loss=known(1.0), full_gradient_squared_norm=known(squared_norm),
+        gradient_covariance_trace=known(gamma), implicit_regularizer={}, signal_to_noise={}, tail_index=None,
+        noise_scale=known(gamma / squared_norm if squared_norm else math.inf), learning_rate=None, self_test=None,
+        largest_eigenvalue=None if eigenvalue is None else known(eigenvalue), methods={}, notes=(),
+        moments=Moments(N, N, squared_norm, variance),
+    )  # fmt: skip
+
+
+MOVE = {"learning_rate": 0.1, "batch_size": 16, "new_batch_size": 256}
+
+
+def test_both_sides_regularize_equally() -> None:
+    point = seen(3.0, 500.0)
+    advice = tacit.match(point, **MOVE, new_learning_rate=0.07, micro_batch_size=32)
+    before = 0.1 * point.regularizer(16).value
+    after = 0.07 * point.regularizer(256).value + advice.strength.value * point.regularizer(32).value
+    assert after == pytest.approx(before, rel=1e-12)
+    assert advice.matched_learning_rate.value * point.regularizer(256).value == pytest.approx(before, rel=1e-12)
+
+
+def test_where_noise_rules_the_strength_is_b_times_the_difference_of_temperatures() -> None:
+    advice = tacit.match(seen(1e-9, 500.0), **MOVE, new_learning_rate=0.07, micro_batch_size=8)
+    short = 8 * (0.1 / 16 - 0.07 / 256)
+    assert advice.noise_dominated_strength == pytest.approx(short, rel=1e-12)
+    assert advice.strength.value == pytest.approx(short, rel=0.01)  # B/N = 256/4096 is neglected in the short form
+
+
+def test_where_noise_rules_the_matched_rate_is_linear_scaling() -> None:
+    advice = tacit.match(seen(1e-9, 500.0), learning_rate=0.1, batch_size=4, new_batch_size=64)
+    assert advice.matched_learning_rate.value == pytest.approx(1.6, rel=0.02)  # B/N is neglected in linear scaling
+    assert "linear scaling holds" in advice.sentence
+
+
+def test_where_the_full_gradient_rules_the_rate_stays() -> None:
+    advice = tacit.match(seen(1e9, 1.0), **MOVE)
+    assert advice.matched_learning_rate.value == pytest.approx(0.1, rel=1e-6)
+    assert advice.strength.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_linear_scaling_stops_where_the_two_terms_are_equal() -> None:
+    point = seen(2.0, 500.0)
+    stops = tacit.match(point, **MOVE).linear_scaling_stops.value
+    noise = (N - 1) / N * 500.0 / stops
+    assert noise == pytest.approx(2.0, rel=1e-12)
+
+
+def test_a_new_rate_alone_finds_the_batch_size_that_matches() -> None:
+    point = seen(1.0, 2000.0)
+    advice = tacit.match(point, learning_rate=0.1, batch_size=16, new_learning_rate=0.3)
+    wanted = 0.1 * point.regularizer(16).value / 0.3
+    neighbours = [abs(point.regularizer(advice.new_batch_size + shift).value - wanted) for shift in (-1, 0, 1)]
+    assert neighbours[1] == min(neighbours)
+
+
+def test_a_rate_that_no_batch_size_can_match_is_refused() -> None:
+    with pytest.raises(tacit.InputError, match="no batch size"):
+        tacit.match(seen(10.0, 1.0), learning_rate=0.1, batch_size=16, new_learning_rate=0.5)
+
+
+def test_a_rate_beyond_stability_is_named() -> None:
+    advice = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE)
+    assert advice.stability.value == pytest.approx(0.5)
+    assert any("linear scaling to ε' = 1.6 would be unstable" in note for note in advice.notes)
+    assert not any("unstable" in note for note in tacit.match(seen(3.0, 500.0, eigenvalue=0.5), **MOVE).notes)
+
+
+def test_every_number_comes_with_its_equation() -> None:
+    advice = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE)
+    back = json.loads(advice.to_json())
+    assert set(back["equations"]) == {"matched_learning_rate", "strength", "linear_scaling_stops", "stability"}
+    assert str(advice).splitlines()[0] == advice.sentence
+
+
+def test_a_small_sample_says_that_it_cannot_tell_and_how_many_examples_it_takes() -> None:
+    model = spread(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
+    data = (numbers(800, 3, seed=1), labels(800, 3, 2))
+    few = tacit.match(tacit.measure(model, F.cross_entropy, data, sample=8, batch_size=4), **MOVE)
+    assert not few.decided
+    assert few.notes[0].startswith("can't tell from this sample: use at least")
+    everything = tacit.match(tacit.measure(model, F.cross_entropy, data, batch_size=4), **MOVE)
+    assert everything.decided
+
+
+def test_the_interval_of_the_advice_covers_what_all_examples_say() -> None:
+    model = spread(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
+    data = (numbers(800, 3, seed=1), labels(800, 3, 2))
+    exact = tacit.match(tacit.measure(model, F.cross_entropy, data, batch_size=4), **MOVE)
+    inside = 0
+    for seed in range(40):
+        sampled = tacit.measure(model, F.cross_entropy, data, sample=200, batch_size=4, seed=seed)
+        found = tacit.match(sampled, **MOVE).strength
+        inside += found.low <= exact.strength.value <= found.high
+    assert inside >= 33  # 95 % of 40 is 38; fewer than 33 has probability 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"learning_rate": 0.1, "batch_size": 16}, "nothing to match"),
+        ({**MOVE, "learning_rate": -0.1}, "learning_rate=-0.1; expected a positive"),
+        ({**MOVE, "new_batch_size": 5000}, "new_batch_size=5000 with 4096 examples"),
+        ({**MOVE, "micro_batch_size": 0}, "micro_batch_size=0"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(arguments: dict[str, float], said: str) -> None:
+    with pytest.raises(tacit.InputError, match=said):
+        tacit.match(seen(3.0, 500.0), **arguments)
+
+
+def test_a_model_with_batch_norm_gets_no_advice() -> None:
+    data = (numbers(64, 3, seed=1), labels(64, 3, 2))
+    mixed = tacit.measure(spread(batch_norm_net()).double(), F.cross_entropy, data, batch_size=8)
+    with pytest.raises(tacit.InputError, match="batch norm"):
+        tacit.match(mixed, learning_rate=0.1, batch_size=8, new_batch_size=16)
+
+
+def test_a_negative_strength_is_explained() -> None:
+    advice = tacit.match(seen(3.0, 500.0), **MOVE, new_learning_rate=50.0)
+    assert advice.strength.value < 0
+    assert any("regularizes more" in note for note in advice.notes)
+    assert "no penalty is needed" in advice.sentence
+
+
+def test_a_measurement_is_left_as_it_was() -> None:
+    point = seen(3.0, 500.0)
+    copy = replace(point)
+    tacit.match(point, **MOVE)
+    assert point == copy

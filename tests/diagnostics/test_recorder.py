@@ -1,0 +1,136 @@
+"""`Recorder`: training is bitwise the same with it, and its rows mean what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tacit
+from cases import batch_norm_net, labels, numbers, spread
+from tacit.diagnostics.recorder import cheap_row
+
+INPUTS, TARGETS = numbers(64, 3, seed=1, dtype=torch.float32), labels(64, 3, 2)
+
+
+def dropout_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3))
+
+
+def plain_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def train(model: nn.Module, recorder: Any = None, steps: int = 20) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        batch = torch.randperm(64)[:8]
+        optimizer.zero_grad()
+        F.cross_entropy(model(INPUTS[batch]), TARGETS[batch]).backward()
+        if recorder is not None:
+            recorder.after_backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("make", [plain_net, batch_norm_net, dropout_net])
+def test_weights_buffers_and_random_numbers_are_bitwise_the_same_with_and_without(make: Any) -> None:
+    without = train(spread(make()))
+    after = torch.get_rng_state()
+    model = spread(make())
+    whole = {"full": 7, "loss_fn": F.cross_entropy, "dataset": (INPUTS, TARGETS), "sample": 16}
+    full: dict[str, Any] = {} if make is dropout_net else whole
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=5, window=3, **full)
+    with_it = train(model, recorder)
+    assert all(torch.equal(without[name], with_it[name]) for name in without)
+    assert torch.equal(after, torch.get_rng_state())
+    assert len(recorder.rows) == 4 + (0 if make is dropout_net else 3)
+
+
+def test_a_full_measurement_of_a_random_model_is_refused_and_draws_nothing() -> None:
+    model = dropout_net()
+    recorder = tacit.Recorder(
+        model, batch_size=8, train_size=64, full=1, loss_fn=F.cross_entropy, dataset=(INPUTS, TARGETS)
+    )
+    F.cross_entropy(model(INPUTS), TARGETS).backward()
+    before = torch.get_rng_state()
+    with pytest.raises(tacit.InputError, match="deterministic"):
+        recorder.after_backward()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_cheap_row_solves_the_two_equations_it_is_made_of() -> None:
+    size, batch, window, squared_norm, gamma = 1000, 10, 4, 2.0, 300.0
+
+    def expected(b: int) -> float:
+        return squared_norm + (size - b) / (size - 1) * gamma / b
+
+    row = cheap_row([expected(batch)] * window, expected(batch * window), batch_size=batch, train_size=size)
+    assert row["gradient_covariance_trace"] == pytest.approx(gamma, rel=1e-12)
+    assert row["full_gradient_squared_norm"] == pytest.approx(squared_norm, rel=1e-10)
+    assert row["implicit_regularizer"] == pytest.approx(expected(batch) / 4, rel=1e-12)
+    assert row["noise_scale"] == pytest.approx(gamma / squared_norm, rel=1e-10)
+
+
+def test_over_many_windows_at_fixed_weights_the_cheap_rows_average_to_the_full_measurement() -> None:
+    model = spread(plain_net())
+    recorder = tacit.Recorder(model, batch_size=4, train_size=64, every=8, window=8)
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        for batch in torch.randperm(64, generator=draws)[:32].split(4):
+            model.zero_grad()
+            F.cross_entropy(model(INPUTS[batch]), TARGETS[batch]).backward()
+            recorder.after_backward()
+    exact = tacit.measure(model, F.cross_entropy, (INPUTS, TARGETS), batch_size=4)
+    found = torch.tensor([row["gradient_covariance_trace"] for row in recorder.rows])
+    assert len(found) == 100
+    error = float(found.std() / 10)
+    assert abs(float(found.mean()) - exact.gradient_covariance_trace.value) < 4 * error
+
+
+def test_rows_are_json_lines_and_scalars_go_to_the_writer(tmp_path: Path) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.seen.append((name, value, step))
+
+    writer, model = Writer(), spread(plain_net())
+    path = tmp_path / "rows.jsonl"
+    recorder = tacit.Recorder(
+        model, batch_size=8, train_size=64, every=lambda step: step in (2, 9), window=2, path=path, writer=writer
+    )
+    train(model, recorder)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == recorder.rows
+    assert [row["step"] for row in rows] == [3, 10]
+    assert ("tacit/gradient_covariance_trace", rows[0]["gradient_covariance_trace"], 3) in writer.seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"window": 1}, "at least 2 steps"),
+        ({"every": 3, "window": 8}, "do not overlap"),
+        ({"batch_size": 65}, "expected 1 to 64"),
+        ({"full": 10}, "loss_fn and dataset"),
+        ({"path": "no/such/folder/rows.jsonl"}, "does not exist"),
+        ({"every": 0}, "at least 1"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(tacit.InputError, match=said):
+        tacit.Recorder(plain_net(), **{"batch_size": 8, "train_size": 64, **arguments})
+
+
+def test_a_call_without_gradients_is_explained() -> None:
+    recorder = tacit.Recorder(plain_net(), batch_size=8, train_size=64)
+    with pytest.raises(tacit.InputError, match="between backward and zero_grad"):
+        recorder.after_backward()
