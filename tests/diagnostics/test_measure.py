@@ -73,6 +73,17 @@ def test_leaving_an_example_out_is_the_same_as_never_having_seen_it() -> None:
         assert (squared_norms[j], variances[j]) == pytest.approx(estimates.point(rest), rel=1e-11)
 
 
+def test_seeing_half_of_the_examples_takes_half_of_the_variance_off() -> None:
+    rows = gradient_rows(small_problem(9))
+    widths = []
+    for train_size in (18, 10**9):
+        found = estimates.estimate(
+            moments_of(rows, train_size), estimates.covariance_statistic(train_size), logarithmic=True
+        )
+        widths.append(np.log(found.high / found.low))
+    assert widths[0] / widths[1] == pytest.approx(0.5**0.5, rel=1e-6)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_a_sample_is_measured_as_its_gradients_say(weight_decay: float) -> None:
     problem = small_problem(40, weight_decay=weight_decay)
@@ -130,6 +141,7 @@ def test_the_self_test_fires_on_batch_norm_and_the_result_says_so() -> None:
     data = (numbers(64, 3, seed=1), labels(64, 3, 2))
     seen = tacit.measure(spread(batch_norm_net()).double(), F.cross_entropy, data, batch_size=8)
     assert not seen.per_example
+    assert not seen.self_test.passed
     assert seen.gradient_covariance_trace is None
     assert "influence each other" in str(seen)
     assert seen.implicit_regularizer[8].value > 0

@@ -26,12 +26,12 @@ def plain_net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def train(model: nn.Module, recorder: Any = None, steps: int = 20) -> dict[str, Tensor]:
+def train(model: nn.Module, recorder: Any = None, steps: int = 20, *, keep: bool = False) -> dict[str, Tensor]:
     torch.manual_seed(5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(steps):
         batch = torch.randperm(64)[:8]
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not keep)
         F.cross_entropy(model(INPUTS[batch]), TARGETS[batch]).backward()
         if recorder is not None:
             recorder.after_backward()
@@ -51,6 +51,16 @@ def test_weights_buffers_and_random_numbers_are_bitwise_the_same_with_and_withou
     assert all(torch.equal(without[name], with_it[name]) for name in without)
     assert torch.equal(after, torch.get_rng_state())
     assert len(recorder.rows) == 4 + (0 if make is dropout_net else 3)
+
+
+def test_gradients_that_are_zeroed_in_place_give_the_same_rows() -> None:
+    rows = []
+    for keep in (False, True):
+        model = spread(plain_net())
+        recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=5, window=3)
+        train(model, recorder, keep=keep)
+        rows.append(recorder.rows)
+    assert rows[0] == rows[1]
 
 
 def test_a_full_measurement_of_a_random_model_is_refused_and_draws_nothing() -> None:
