@@ -61,10 +61,10 @@ def largest_eigenvalue(
 def hessian_product(problem: Problem, examples: Tensor, vector: Tensor, *, chunk_size: int) -> Tensor:
     """∇²C v on the given examples, weight decay included, as a flat float64 vector: double backward, chunk by chunk."""
     own = _tree.flatten(problem.parameters)
-    direction = _tree.unflatten(vector.to(own.dtype), problem.parameters)
+    direction = _tree.unflatten(vector.to(own), problem.parameters)
     total = torch.zeros(own.numel(), dtype=torch.float64)
     for some in examples.split(chunk_size):
-        total += len(some) / len(examples) * _product(problem, some, direction).double()
+        total += len(some) / len(examples) * _product(problem, some, direction).double().cpu()
     return total
 
 

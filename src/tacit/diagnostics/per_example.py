@@ -63,10 +63,10 @@ class ExampleGradients:
                 norms, total[name] = its_uses[0].summary(its_gradients[0])
             else:
                 norms, total[name] = summary_of_many(its_uses, its_gradients, total[name])
-            squares += norms.double()
+            squares += norms.double().cpu()
         for some, each in self._formed(examples):
             for name, rows in each.items():
-                squares[some] += rows.flatten(1).square().sum(1).double()
+                squares[some] += rows.flatten(1).square().sum(1).double().cpu()
                 total[name] += rows.sum(0)
         return Chunk(examples, losses, squares, total)
 
@@ -75,11 +75,11 @@ class ExampleGradients:
         found = torch.zeros(len(examples), len(directions), dtype=torch.float64)
         for use, D in zip(uses, gradients, strict=True):
             for column, direction in enumerate(directions):
-                found[:, column] += use.products(D, direction[use.name]).double()
+                found[:, column] += use.products(D, direction[use.name]).double().cpu()
         for some, each in self._formed(examples):
             for name, rows in each.items():
                 for column, direction in enumerate(directions):
-                    found[some, column] += (rows.flatten(1) @ direction[name].reshape(-1)).double()
+                    found[some, column] += (rows.flatten(1) @ direction[name].reshape(-1)).double().cpu()
         return found
 
     # -- one backward pass, for outputs of layers only --------------------------------------------------------------
@@ -165,7 +165,7 @@ class ExampleGradients:
         for name, value in self.problem.parameters.items():
             if self.how[name] != "factors":
                 continue
-            norms = torch.zeros(len(examples), dtype=dtype)
+            norms = value.new_zeros(len(examples))
             if name in grouped:
                 its_uses, its_gradients = grouped[name]
                 many = len(its_uses) > 1
@@ -198,6 +198,6 @@ def example_losses(loss_fn: LossFunction, outputs: Tensor, targets: Tensor) -> T
         return loss_fn(output.unsqueeze(0), target.unsqueeze(0))
 
     try:
-        return vmap(alone)(outputs, targets).detach().double()
+        return vmap(alone)(outputs, targets).detach().double().cpu()
     except RuntimeError:  # a loss that vmap does not know
-        return torch.stack([alone(*pair).detach().double() for pair in zip(outputs, targets, strict=True)])
+        return torch.stack([alone(*pair).detach().double().cpu() for pair in zip(outputs, targets, strict=True)])
