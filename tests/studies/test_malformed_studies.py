@@ -88,6 +88,28 @@ def wrong_shapes() -> list[Case]:
         ("summary is a list", whole + "[[summary]]\nbest = 1\n", "summary"),
         ("unknown score", whole + '[summary]\nscore = "luck"\n', "score"),
         ("best above of", whole + "[summary]\nbest = 5\nof = 3\n", "of"),
+        ("best above the default of", whole + "[summary]\nbest = 9\n", "summary.of is 7"),
+        ("of below the default best", whole + "[summary]\nof = 3\n", "summary.best is 5"),
+        ("unknown option of a figure", whole + "[figures]\n1a = {strenght = 1}\n", "strenght"),
+        ("option of a figure without any", whole + '[figures]\n1b = {x = "strength"}\n', "no options"),
+        ("option of a wrong type", whole + '[figures]\n4a = {epochs = "many"}\n', "figures.4a.epochs"),
+        ("option that is no number", whole + "[figures]\n1a = {strength = true}\n", "figures.1a.strength"),
+        ("unknown option of an own figure", whole + "[figures]\nmine = {colour = 1}\n", "colour"),
+        ("unknown axis of an own figure", whole + '[figures]\nmine = {x = "luck"}\n', "figures.mine.x"),
+        ("unknown score of an own figure", whole + "[figures]\nmine = {y = 3}\n", "figures.mine.y"),
+        ("unknown curve of an own figure", whole + '[figures]\nmine = {curve = "luck"}\n', "figures.mine.curve"),
+        ("figure id with a slash", whole + '[figures]\n"../mine" = {}\n', "figures"),
+        ("figure id with a line end", whole + '[figures]\n"a\\n" = {}\n', "figures"),
+        ("figure is a number", whole + "[figures]\nmine = 3\n", "figures.mine"),
+        ("name with a line end", study(fixed, grid, head='name = "s\\n"'), "name"),
+        ("seed beside seeds", study(fixed, {**grid, "seeds": '"0:3"'}), "seeds"),
+        ("seed beside seeds, fixed", study({**fixed, "seed": "1", "seeds": "2"}, {"learning_rate": "[1]"}), "seeds"),
+        ("range in fixed", study({**fixed, "seed": '"0:3"'}, {"learning_rate": "[1]"}), "[grid]"),
+        ("rate below float32", study(fixed, {"learning_rate": '["2^-200"]'}), "learning_rate"),
+        ("rate above float32", study(fixed, {"learning_rate": '["2^500"]'}), "learning_rate"),
+        ("strength below float32", study({**fixed, "strength": "1e-60"}, grid), "strength"),
+        ("decay above float32", study({**fixed, "weight_decay": "1e39"}, grid), "weight_decay"),
+        ("bare rate below float32", study({**fixed, "inner_steps": "32"}, {"learning_rate": '["2^-125"]'}), "bare_"),
         ("best is zero", whole + "[summary]\nbest = 0\n", "best"),
         ("unknown summary key", whole + "[summary]\nworst = 1\n", "worst"),
         ("claim without sentence", study(fixed, grid, head='name = "s"\nclaim = {figure = "1b"}'), "sentence"),
@@ -152,6 +174,7 @@ def test_a_malformed_file_is_one_sentence_that_names_the_key(
     assert message.startswith("tacit: ")
     assert message.count("\n") == 1
     assert "Traceback" not in message
+    assert not any(words in message for words in ("Input should", "String should", "instance of", "validation error"))
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff")])
@@ -182,3 +205,41 @@ def test_an_unknown_key_is_told_its_likely_name(
     fixed, grid = good()
     path.write_text(study({**fixed, "wieght_decay": "0.1"}, grid))
     assert "did you mean weight_decay?" in said(path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_message_about_a_number_shows_how_powers_of_two_are_written(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(study(*good()))
+    assert '"2^-9"' in said(path, monkeypatch, capsys, f"{key}=2**-9")
+
+
+def test_a_message_about_the_method_says_why_there_is_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(study(*good()))
+    message = said(path, monkeypatch, capsys, "method=double_backward")
+    assert "'gram'" in message
+    assert "fleets" in message
+
+
+OVERRIDES = [
+    ("question=hi", "change it in the file"),
+    ("figures=1b", "change it in the file"),
+    ("seeds=0:0", "seeds is the range 0:0, which is empty"),
+    ("seeds=3:1", "empty"),
+    ("seeds=[]", "at least one value"),
+    ("summary.best=9", "summary.of is 7"),
+]
+
+
+@pytest.mark.parametrize("text,words", OVERRIDES)
+def test_a_wrong_override_says_what_would_be_right(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(study(*good()))
+    assert words in said(path, monkeypatch, capsys, text)

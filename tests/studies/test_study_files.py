@@ -24,6 +24,7 @@ seeds = "0:3"
 best = 2
 of = 3
 [figures.1b]
+[figures.mine]
 x = "learning_rate"
 """
 
@@ -72,6 +73,17 @@ def test_the_hash_is_the_same_however_the_number_is_written() -> None:
     assert len(first.hash) == 16
 
 
+def test_minus_zero_is_zero() -> None:
+    assert make_run({"learning_rate": 1, "strength": -0.0, "epochs": 1}).hash == (
+        make_run({"learning_rate": 1, "strength": 0.0, "epochs": 1}).hash
+    )
+
+
+def test_the_ends_of_float32_are_inside() -> None:
+    for text in ("2^-126", "2^127"):
+        assert make_run({"learning_rate": text, "epochs": 1}).learning_rate > 0
+
+
 # Frozen: a change of this value disowns every stored result, so it must be on purpose.
 def test_the_hash_of_a_known_run_has_not_changed() -> None:
     assert make_run({"learning_rate": 0.125, "epochs": 3, "seed": 7}).hash == "eec114e40a34898a"
@@ -101,6 +113,16 @@ def test_an_override_replaces_the_key_everywhere(tiny: Path) -> None:
 def test_an_override_of_updates_takes_epochs_away(tiny: Path) -> None:
     study = load_study(tiny, overrides=["updates=500", "bare_learning_rate=0.1"])
     assert {(run.epochs, run.updates, run.learning_rate) for run in study.runs} == {(None, 500, 0.1)}
+
+
+@pytest.mark.parametrize("text", ["[0.1,2^-1]", "[0.1, 0.5]", '["2^-1", 0.1,]', "0.1,0.5"])
+def test_a_list_override_may_have_brackets(text: str, tiny: Path) -> None:
+    study = load_study(tiny, overrides=[f"learning_rate={text}"])
+    assert {run.learning_rate for run in study.runs} == {0.1, 0.5}
+
+
+def test_a_list_of_one_is_a_grid_of_one(tiny: Path) -> None:
+    assert {run.seed for run in load_study(tiny, overrides=["seeds=[4]"]).runs} == {4}
 
 
 def test_a_range_override_leaves_its_end_out(tiny: Path) -> None:
@@ -154,3 +176,25 @@ def test_packing_does_not_depend_on_the_order_of_the_file() -> None:
 def test_two_workers_finish_together() -> None:
     costs = [fleet.cost for fleet in pack(RUNS)]
     assert finishing_time(costs, 2) < 1.1 * sum(costs) / 2  # a tenth of waiting at most
+
+
+# -- figures --------------------------------------------------------------------------------------------------------
+def test_the_table_of_options_is_what_the_figures_read() -> None:
+    from tacit.report.catalogue import CATALOGUE
+    from tacit.report.generic import OPTIONS, SCORES
+    from tacit.report.selection import VARIABLES
+    from tacit.studies import figure_options
+
+    assert set(figure_options.OF_THE_PAPER) == set(CATALOGUE)
+    assert set(figure_options.GENERIC) == set(OPTIONS)
+    assert set(figure_options.AXES) == set(VARIABLES)
+    assert set(figure_options.SCORES) == set(SCORES)
+
+
+def test_known_options_of_figures_are_accepted() -> None:
+    figures = {
+        "1a": {"strength": "2^-1"}, "4b": {"updates": 24576}, "7a": {"epochs": 48}, "orders": {},
+        "mine": {"x": "temperature", "y": "final_test_accuracy", "curve": "batch_size", "title": "ε/B"},
+    }  # fmt: skip
+    study = parse_study({"name": "s", "fixed": {"learning_rate": 0.1, "epochs": 1}, "figures": figures})
+    assert study.figures == figures

@@ -17,17 +17,20 @@ from tacit._errors import InputError
 from tacit.studies.datasets import DATASETS
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
+SMALLEST, LARGEST = 2.0**-126, 2.0**127  # fleets train in float32: smaller numbers are flushed to 0, larger overflow
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")  # of studies and figures: both become file names
+NAME_IN_WORDS = "letters, digits, dots, dashes and underscores, a letter or digit first, at most 80 characters"
 
 
 def number(value: Any) -> Any:
-    """A power of two written `"2^-9"` as a float; anything else as it came.
+    """A power of two written `"2^-9"` as a float, -0.0 as 0.0; anything else as it came.
 
     >>> number("2^-9") == 1 / 512
     True
     """
     found = POWER_OF_TWO.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        return value
+        return value + 0.0 if isinstance(value, float) else value  # -0.0 + 0.0 is 0.0: one value, one hash
     exponent = float(found[1])
     return 2.0**exponent if abs(exponent) < 1024 else value
 
@@ -104,6 +107,12 @@ class RunSpec(BaseModel):
                 f"updates {self.updates} is not a multiple of inner_steps {self.inner_steps}; "
                 f"use updates {math.ceil(self.updates / self.inner_steps) * self.inner_steps}"
             )
+        for key in ("learning_rate", "strength", "weight_decay", "bare_learning_rate"):
+            value = getattr(self, key)
+            if value > LARGEST or 0 < value < SMALLEST:
+                raise ValueError(
+                    f"{key} is {value!r}; expected at least 2^-126 and at most 2^127: fleets train in float32"
+                )
         if self.evaluations > self.minibatches:
             raise ValueError(f"evaluations is {self.evaluations}; this run has only {self.minibatches} minibatches")
         return self
@@ -157,6 +166,29 @@ def canonical(value: Any) -> str:
 
 
 # -- sentences for bad input ----------------------------------------------------------------------------------------
+NUMBERS = ("learning_rate", "strength", "weight_decay", "bare_learning_rate")
+EXPECTED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of ordinary size",
+    "greater_than": "a number greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "a number less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_type": "text",
+    "dict_type": "a table",
+    "list_type": "a table, or a list of tables",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+WHY = {  # the reason belongs to the sentence where a key has one value so far
+    "method": "fleets compute the exact penalty by the Gram form alone; other methods are for tacit.GradientPenalty",
+}
+
+
 def sentence(error: ValidationError, *, where: str, known: Iterable[str]) -> str:
     """The first problem of a pydantic error: the key, what was found, what was expected."""
     first = error.errors(include_url=False)[0]
@@ -168,8 +200,18 @@ def sentence(error: ValidationError, *, where: str, known: Iterable[str]) -> str
         return f"{where}: the key {key} is missing; expected it to be given."
     if first["type"] == "value_error":
         return f"{where}: {str(first['ctx']['error']).rstrip('.')}."
-    expected = first["msg"].replace("Input should be a valid", "a valid").replace("Input should be", "").strip()
+    expected = EXPECTED.get(first["type"], "a value of another kind").format(**first.get("ctx", {}))
+    if steps[-1] in NUMBERS:
+        expected += ', such as 0.002 or "2^-9"'
+    if steps[-1] in RUN_KEYS and isinstance(first["input"], list | str) and _is_several(first["input"]):
+        expected += "; several values go into [grid]"
+    if steps[-1] in WHY:
+        expected += f": {WHY[steps[-1]]}"
     return f"{where}: {key} is {shorten(first['input'])}; expected {expected}."
+
+
+def _is_several(value: list[Any] | str) -> bool:
+    return isinstance(value, list) or re.fullmatch(r"\s*\d+:\d+\s*", value) is not None
 
 
 def unknown_key(where: str, key: str, known: Iterable[str]) -> str:

@@ -11,10 +11,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit._errors import InputError
-from tacit.studies.spec import RUN_KEYS, RunSpec, digest, make_run, number, sentence, shorten, unknown_key
+from tacit.studies.figure_options import check_figures
+from tacit.studies.spec import (
+    NAME,
+    NAME_IN_WORDS,
+    RUN_KEYS,
+    RunSpec,
+    digest,
+    make_run,
+    number,
+    sentence,
+    shorten,
+    unknown_key,
+)
 
 SCHEMA = 1
 MOST_RUNS = 100_000  # a typing error in a grid should be a sentence, not a full memory
@@ -41,12 +53,11 @@ class Summary(BaseModel):
     best: Annotated[int, Field(ge=1)] = 5
     of: Annotated[int, Field(ge=1)] = 7
 
-    @field_validator("of")
-    @classmethod
-    def _not_fewer_than_best(cls, of: int, info: Any) -> int:
-        if of < info.data.get("best", 1):
-            raise ValueError(f"summary.of is {of} with best {info.data['best']}; expected at least as many")
-        return of
+    @model_validator(mode="after")  # of the whole table: either key may come from its default
+    def _not_fewer_than_best(self) -> Summary:
+        if self.of < self.best:
+            raise ValueError(f"summary.best is {self.best} and summary.of is {self.of}; expected best ≤ of")
+        return self
 
 
 class Study(BaseModel):
@@ -54,13 +65,26 @@ class Study(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     schema_version: Literal[1] = 1
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    name: str
     question: str = ""
     claim: Claim | None = None
     fixed: Table = {}
     grid: list[Table] = []
     summary: Summary = Summary()
     figures: dict[str, Table] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_file_name(cls, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"name is {shorten(name)}; expected {NAME_IN_WORDS}")
+        return name
+
+    @field_validator("figures")
+    @classmethod
+    def _are_understood(cls, figures: dict[str, Table]) -> dict[str, Table]:
+        check_figures(figures)
+        return figures
 
     @cached_property
     def runs(self) -> tuple[RunSpec, ...]:
@@ -142,6 +166,7 @@ def _line_named_by(error: tomllib.TOMLDecodeError, text: str) -> str:
 # -- expansion --------------------------------------------------------------------------------------------------------
 def _expand(fixed: Table, grid: list[Table], *, where: str) -> list[RunSpec]:
     """The union of the products of all grid tables over the fixed values; duplicates are dropped by hash."""
+    _one_of_seed_and_seeds(fixed, where=f"{where} [fixed]")
     base = {_run_key(key, f"{where} [fixed]"): value for key, value in fixed.items()}
     tables = [_axes(table, base, where=f"{where} [grid]") for table in grid] or [{}]
     size = sum(math.prod(len(values) for values in axes.values()) for axes in tables)
@@ -156,16 +181,22 @@ def _expand(fixed: Table, grid: list[Table], *, where: str) -> list[RunSpec]:
 
 
 def _axes(table: Table, base: Table, *, where: str) -> dict[str, list[Any]]:
+    _one_of_seed_and_seeds(table, where=where)
     axes: dict[str, list[Any]] = {}
     for given, values in table.items():
         key = _run_key(given, where)
-        listed = _as_range(values) if isinstance(values, str) else values
+        listed = _as_range(values, given, where=where) if isinstance(values, str) else values
         if not isinstance(listed, list) or not listed:
             raise InputError(f"{where}: {given} is {shorten(values)}; expected a list with at least one value.")
         if key in base:
             raise InputError(f"{where}: {key} is both fixed and in the grid; expected it in one of them.")
         axes[key] = listed
     return axes
+
+
+def _one_of_seed_and_seeds(table: Table, *, where: str) -> None:
+    if {"seed", "seeds"} <= table.keys():
+        raise InputError(f"{where}: seed and seeds are both given, and mean the same; expected one of them.")
 
 
 def _run_key(key: str, where: str) -> str:
@@ -175,12 +206,16 @@ def _run_key(key: str, where: str) -> str:
     return key
 
 
-def _as_range(text: str) -> list[int] | None:
-    """`"0:3"` is [0, 1, 2]."""
+def _as_range(text: str, key: str, *, where: str) -> list[int] | None:
+    """`"0:3"` is [0, 1, 2]; None when the text is no range."""
     found = RANGE.fullmatch(text)
-    if found is None or int(found[2]) - int(found[1]) > MOST_RUNS:
+    if found is None:
         return None
-    return list(range(int(found[1]), int(found[2])))
+    first, end = int(found[1]), int(found[2])
+    if not 0 < end - first <= MOST_RUNS:
+        size = "empty" if end <= first else f"longer than {MOST_RUNS}"
+        raise InputError(f"{where}: {key} is the range {text.strip()}, which is {size}; 0:3 means 0, 1, 2.")
+    return list(range(first, end))
 
 
 # -- overrides --------------------------------------------------------------------------------------------------------
@@ -213,18 +248,34 @@ def _apply(study: Table, given: str, text: str) -> None:
     if given.startswith("summary."):
         study["summary"][given.removeprefix("summary.")] = _value(text)
         return
+    if given in Study.model_fields or given == "schema":
+        raise InputError(
+            f"override: {given} is not a value of a run; change it in the file. Overrides take "
+            f"{', '.join(RUN_KEYS)}, {', '.join(f'summary.{name}' for name in Summary.model_fields)}."
+        )
     key = _run_key(given, "override")
     gone = {key} | next((pair for pair in EXCLUSIVE if key in pair), set()) | ({"seeds"} if key == "seed" else set())
     for table in (study["fixed"], *study["grid"]):
         for name in gone & table.keys():
             del table[name]
-    listed = _as_range(text) or ([_value(part) for part in text.split(",")] if "," in text else None)
+    listed = _listed(text, given)
     if listed is None:
         study["fixed"][key] = _value(text)
     else:
         study["grid"] = study["grid"] or [{}]
         for table in study["grid"]:
             table[key] = listed
+
+
+def _listed(text: str, key: str) -> list[Any] | None:
+    """The values of `a,b`, `[a,b]` or `0:3`; None for a single value."""
+    bracketed = text.startswith("[") and text.endswith("]")
+    inside = text[1:-1].strip().removesuffix(",") if bracketed else text
+    if bracketed and not inside:
+        raise InputError(f"override: {key} is {text}; expected at least one value.")
+    if bracketed or "," in inside:
+        return [_value(part) for part in inside.split(",")]
+    return _as_range(inside, key, where="override")
 
 
 def _value(text: str) -> Any:
