@@ -88,7 +88,7 @@ def test_a_rate_that_no_batch_size_can_match_is_refused() -> None:
 def test_a_rate_beyond_stability_is_named() -> None:
     advice = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE)
     assert advice.stability.value == pytest.approx(0.5)
-    assert any("linear scaling to ε' = 1.6 would be unstable" in note for note in advice.notes)
+    assert any("linear scaling to ε' = 1.6 is beyond 2/λ_max = 0.4: unstable" in note for note in advice.notes)
     assert not any("unstable" in note for note in tacit.match(seen(3.0, 500.0, eigenvalue=0.5), **MOVE).notes)
 
 

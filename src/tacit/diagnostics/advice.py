@@ -113,8 +113,13 @@ def match(
     if stability is not None:
         lines.append(Line("stability", "ε'·λ_max", stability, "below 1: inside the theory; above 2: unstable",
                           "descent on a quadratic contracts for ελ < 2; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
-        if learning_rate * new_batch_size / batch_size * stability.value / rate >= 2:
-            notes.append(f"linear scaling to ε' = {learning_rate * new_batch_size / batch_size:g} would be unstable.")
+        linear = learning_rate * new_batch_size / batch_size
+        for words, value in (("the matched rate", matched.value), ("linear scaling to", linear)):
+            if value / rate * stability.value >= 2:
+                notes.append(
+                    f"{words} ε' = {value:.4g} is beyond 2/λ_max = {2 * rate / stability.value:.3g}: unstable at the "
+                    "measured point; training moves to flatter places or fails."
+                )
     else:
         notes.append("stability was not measured: measure with learning_rate=… or curvature=True.")
     if strength.high < 0:
