@@ -7,16 +7,18 @@ import math
 import numpy as np
 import pytest
 
+from tacit import InputError
+from tacit.studies.collapse import collapse, other_curves
 from tacit.studies.summary import (
+    Cell,
     Interval,
     best_mean,
-    collapse,
     ensemble,
     finite,
     group,
     optimum,
-    other_curves,
     scores,
+    side_by_side,
 )  # fmt: skip
 
 
@@ -97,6 +99,62 @@ def test_one_run_has_no_interval() -> None:
     assert math.isnan(found.low)
 
 
+def test_a_point_with_one_run_has_no_interval_wherever_it_stands() -> None:
+    for cells in ([np.array([0.5, 0.6, 0.7]), np.array([0.9])], [np.array([0.9]), np.array([0.5, 0.6, 0.7])]):
+        found = ensemble(cells)
+        single = len(cells[0]) != 1
+        assert math.isnan(found.point(int(single)).low)
+        assert math.isnan(found.difference(0, 1).low)
+        assert found.point(int(not single)).low < 0.6 < found.point(int(not single)).high
+
+
+def test_points_are_paired_by_seed_not_by_position() -> None:
+    # What seed s does is 0.1 s; the first point is 0.02 higher. By position, 0.1 of the seeds would pass for certain.
+    effect = {seed: 0.1 * seed for seed in range(4)}
+    first = Cell((0, 1, 2), np.array([effect[seed] + 0.02 for seed in (0, 1, 2)]))
+    second = Cell((1, 2, 3), np.array([effect[seed] for seed in (1, 2, 3)]))
+    found = ensemble([first, second]).difference(0, 1)
+    assert found.low < 0.02 < found.high
+
+
+def test_points_that_share_fewer_than_two_seeds_are_not_compared() -> None:
+    found = ensemble([Cell((0, 1), np.array([0.5, 0.6])), Cell((1, 2), np.array([0.4, 0.5]))])
+    assert math.isnan(found.difference(0, 1).low)
+    assert not math.isnan(found.point(0).low)
+
+
+def test_curves_with_different_seeds_are_paired_by_seed_too() -> None:
+    seeds = np.array([0.0, 0.3, -0.2, 0.1, -0.3, 0.2, -0.1])
+    one, other = ensemble([Cell(tuple(range(7)), seeds)]), ensemble([Cell(tuple(range(1, 7)), 0.1 + seeds[1:])])
+    paired, alone = side_by_side(one, other).difference(0, 1), one.point(0)
+    assert paired.high - paired.low < 0.7 * (alone.high - alone.low)
+
+
+def test_a_seed_may_appear_once_at_a_point() -> None:
+    with pytest.raises(InputError, match="the seed 1 appears twice"):
+        Cell((0, 1, 1), np.array([0.1, 0.2, 0.3]))
+
+
+def test_a_point_with_fewer_runs_does_not_widen_the_intervals_of_others() -> None:
+    cells = cells_of([0.4, 0.5], scatter=0.05)
+    alone, beside = ensemble(cells).difference(0, 1), ensemble([*cells, cells[0][:2]]).difference(0, 1)
+    assert (beside.low, beside.high) == (alone.low, alone.high)
+
+
+def test_a_seed_missing_at_one_point_covers_a_difference_about_as_often_as_it_says() -> None:
+    # Seeds 0 to 6 against 1 to 6, seed effects and noise of equal size; limits three standard errors around 0.95, and a
+    # little more above because the missing seed is counted as scatter.
+    noise = np.random.default_rng(11)
+    hits = 0
+    for _ in range(400):
+        seeds = noise.standard_normal(7)
+        cells = [Cell(tuple(range(7)), seeds + noise.standard_normal(7)),
+                 Cell(tuple(range(1, 7)), seeds[1:] + noise.standard_normal(6))]  # fmt: skip
+        found = ensemble(cells, draws=400).difference(0, 1)
+        hits += found.low <= 0 <= found.high
+    assert 0.90 <= hits / 400 <= 0.995
+
+
 def test_runs_are_taken_in_the_order_of_their_seeds() -> None:
     rows = [{"spec": {"seed": seed}, "score": float(seed)} for seed in (2, 0, 1)]
     assert scores(rows, "score").tolist() == [0.0, 1.0, 2.0]
@@ -115,6 +173,18 @@ def test_a_clear_optimum_has_a_point_as_its_interval() -> None:
 def test_a_tie_within_the_noise_has_both_places_in_its_interval() -> None:
     found = optimum([0.25, 0.5, 1.0], ensemble(cells_of([0.4, 0.6, 0.6], scatter=0.05)))
     assert (found.location.low, found.location.high) == (-1.0, 0.0)
+
+
+def test_a_single_run_is_no_optimum_while_others_have_more() -> None:
+    found = optimum([0.25, 0.5, 1.0], ensemble([*cells_of([0.4, 0.6], scatter=0.001), np.array([0.9])]))
+    assert found.index == 1
+    assert found.location.low == -1.0
+
+
+def test_an_optimum_at_the_end_of_the_grid_is_flagged() -> None:
+    cells = cells_of([0.4, 0.5, 0.6], scatter=0.001)
+    assert optimum([0.25, 0.5, 1.0], ensemble(cells)).at_edge
+    assert not optimum([0.25, 1.0, 0.5], ensemble(cells)).at_edge
 
 
 # -- collapse ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from tacit.report.figure import Curve, Figure, Panel, caption, score_curve
 from tacit.report.selection import VARIABLES, MissingRowsError, Source, Variable, small_rate
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, below, both
-from tacit.studies.summary import Collapse, Row, collapse, select
+from tacit.studies.collapse import Collapse, collapse
+from tacit.studies.summary import Row, repeated, select
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Question:
         )
 
     def collapse(self, source: Source, rows: Sequence[Row]) -> Collapse:
-        """The comparison on the points that count: those whose runs learned their training set."""
+        """The comparison on the points that count: those with several runs that learned their training set."""
         curves, rivals = self.curves(source, rows, against=self.x), self.curves(source, rows, against=self.rival)
         chosen = [
             (number, index)
             for number, curve in enumerate(curves)
-            for index, point in enumerate(curve.points)
-            if point.counts
+            for index in repeated(curve.drawn)
+            if curve.points[index].counts
         ]
         if not chosen:
             raise MissingRowsError("needs points whose runs reach 90 % training accuracy; the rows at hand have none.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from tacit.report.selection import Source, learned
 from tacit.report.verdict import Verdict
-from tacit.studies.summary import Array, Ensemble, Interval, Row, best_mean, ensemble, finite, scores
+from tacit.studies.summary import Array, Cell, Ensemble, Interval, Row, ensemble, finite_cell, score_cell
 
 Scale = Literal["log2", "linear", "percent"]
 SUPERSCRIPTS = str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·")
@@ -85,30 +85,37 @@ def make_points(
     `only_finite` leaves diverged runs out instead of scoring them; `transform` is applied to each run's value first
     (log₂ for quantities that span decades, so that means are geometric).
     """
-    kept: list[tuple[float, Sequence[Row], Array]] = []
+    kept: list[tuple[float, Sequence[Row], Cell]] = []
     for x, rows in cells:
-        values = finite(rows, score) if only_finite else scores(rows, score)
-        if len(values):
-            kept.append((x, rows, transform(values) if transform else values))
+        cell = finite_cell(rows, score) if only_finite else score_cell(rows, score)
+        if len(cell):
+            kept.append((x, rows, cell.mapped(transform)))
     if not kept:
         return (), ensemble([])
-    summary = ensemble([values for _, _, values in kept], best=best)
-    mean = ensemble([values for _, _, values in kept], best=None)
+    summary = ensemble([cell for _, _, cell in kept], best=best)
+    mean = ensemble([cell for _, _, cell in kept], best=None)
     points = []
-    for index, (x, rows, values) in enumerate(kept):
+    for index, (x, rows, cell) in enumerate(kept):
+        values = cell.values
         ranks = np.argsort(np.argsort(-values, kind="stable"), kind="stable")
         counted = len(values) if best is None else best
         points.append(
             Point(
                 x=float(x),
-                summary=summary.point(index),
-                mean=mean.point(index),
+                summary=summary.point(index) if transform else share(summary.point(index)),
+                mean=mean.point(index) if transform else share(mean.point(index)),
                 runs=tuple((float(value), bool(rank < counted)) for value, rank in zip(values, ranks, strict=True)),
                 diverged=sum(row["status"] != "finished" for row in rows),
                 counts=learned(rows),
             )
         )
     return tuple(points), summary
+
+
+def share(number: Interval) -> Interval:
+    """An accuracy with the ends of its interval kept to what a share can be."""
+    low, high = (min(max(end, 0.0), 1.0) if math.isfinite(end) else end for end in (number.low, number.high))
+    return Interval(number.value, low, high)
 
 
 def score_curve(
@@ -193,14 +200,5 @@ def exponent_text(exponent: float) -> str:
     return "2" + f"{exponent:g}".translate(SUPERSCRIPTS)
 
 
-def at_best(curve: Curve) -> int:
-    """Index of the highest summary."""
-    return int(np.argmax([point.summary.value for point in curve.points]))
-
-
 def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def mean_value(rows: Sequence[Row], key: str, best: int | None = None) -> float:
-    return float(best_mean(scores(rows, key), best))

@@ -10,7 +10,7 @@ from tacit.report.figure import Curve, Figure, Panel, Point, all_count, caption,
 from tacit.report.selection import MissingRowsError, Source
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, points, within
-from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, scores
+from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, score_cell, scores
 
 
 def highest(source: Source, rows: Sequence[Row]) -> dict[int, tuple[float, list[Row]]]:
@@ -26,7 +26,7 @@ def drop(source: Source, best: dict[int, tuple[float, list[Row]]]) -> Interval:
     """Highest test accuracy of the smallest n minus that of the largest, each at its own best rate."""
     if len(best) < 2:
         raise MissingRowsError("needs at least two values of inner_steps; the rows at hand have fewer.")
-    cells = [scores(best[n][1], source.score) for n in (min(best), max(best))]
+    cells = [score_cell(best[n][1], source.score) for n in (min(best), max(best))]
     return ensemble(cells, best=source.best).difference(0, 1)
 
 

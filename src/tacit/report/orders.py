@@ -9,7 +9,7 @@ from tacit.report.figure import Figure, Panel, all_count, caption, percent, powe
 from tacit.report.selection import VARIABLES, MissingRowsError, Source
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Outcome, Verdict, both, points, within
-from tacit.studies.summary import Interval, ensemble, group, scores
+from tacit.studies.summary import Interval, ensemble, group, score_cell
 
 RATE = VARIABLES["learning_rate"]
 NAMES = {
@@ -31,7 +31,9 @@ def figure_orders(source: Source) -> Figure:
     if not shared:
         raise MissingRowsError("needs a learning rate that every order was run at; the rows at hand have none.")
     cells = {
-        order: [scores([row for row in found if row["spec"]["learning_rate"] == rate], source.score) for rate in shared]
+        order: [
+            score_cell([row for row in found if row["spec"]["learning_rate"] == rate], source.score) for rate in shared
+        ]
         for order, found in by_order.items()
     }
     # Judged at the shared rate at which shuffling is best: that is where the benefit of a finite rate is largest.

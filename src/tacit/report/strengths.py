@@ -19,11 +19,26 @@ from tacit.report.figure import (
     percent,
     power,
     score_curve,
+    share,
 )
 from tacit.report.selection import VARIABLES, Source, need, small_rate
 from tacit.report.verdict import Verdict, above, below, both, points, within
 from tacit.studies.spec import number
-from tacit.studies.summary import Array, Interval, Optimum, Row, ensemble, group, optimum, scores, side_by_side
+from tacit.studies.summary import (
+    Array,
+    Cell,
+    Interval,
+    Optimum,
+    Row,
+    by_seed,
+    ensemble,
+    group,
+    optimum,
+    repeated,
+    score_cell,
+    scores,
+    side_by_side,
+)
 
 RATE, STRENGTH, TOTAL = VARIABLES["learning_rate"], VARIABLES["strength"], VARIABLES["total"]
 TEST = "highest test accuracy"
@@ -79,6 +94,18 @@ def optima(found: Sweeps) -> tuple[Optimum, Optimum]:
     return optimum(rates.x, rates.drawn), optimum(strengths.x, strengths.drawn)
 
 
+def log_ratio(rates: Curve, strengths: Curve) -> Interval:
+    """log₂(best λ / best ε). Points with one run take no part, as in `optimum`."""
+    rate_points, strength_points = repeated(rates.drawn), repeated(strengths.drawn)
+    count = len(rate_points)
+    exponents = np.log2([*(rates.x[i] for i in rate_points), *(strengths.x[i] for i in strength_points)])
+
+    def between(y: Array) -> Array:
+        return exponents[count + y[..., count:].argmax(axis=-1)] - exponents[y[..., :count].argmax(axis=-1)]
+
+    return side_by_side(rates.drawn.only(*rate_points), strengths.drawn.only(*strength_points)).place(between)
+
+
 # -- 1a ---------------------------------------------------------------------------------------------------------------
 def figure_1a(source: Source) -> Figure:
     small = small_rate(source.rows)
@@ -91,7 +118,7 @@ def figure_1a(source: Source) -> Figure:
     )
     plain = need(source.where(strength=0.0, learning_rate=small), f"runs at ε = {power(small)}, λ = 0")
     penalized = need(source.where(strength=strength, learning_rate=small), f"runs at λ = {power(strength)}")
-    cells = ensemble([scores(penalized, source.score), scores(plain, source.score)], best=source.best)
+    cells = ensemble([score_cell(penalized, source.score), score_cell(plain, source.score)], best=source.best)
     gain = cells.difference(0, 1)
     panel = Panel(
         (
@@ -125,13 +152,14 @@ def figure_1a(source: Source) -> Figure:
 
 def trace(rows: list[Row], *, label: str, colour: str) -> Curve:
     """Test accuracy against epochs: one thin line per run, the mean of all of them with its interval."""
-    lines = [(tuple(row["history"]["epochs"]), tuple(row["history"]["test_accuracy"])) for row in rows]
-    whole = [line for line in lines if len(line[0]) == max(len(epochs) for epochs, _ in lines)]
+    lines = [(tuple(row["history"]["epochs"]), tuple(row["history"]["test_accuracy"])) for row in by_seed(rows)]
+    length = max(len(epochs) for epochs, _ in lines)
+    seeds = tuple(int(row["spec"]["seed"]) for row in by_seed(rows) if len(row["history"]["epochs"]) == length)
+    whole = [line for line in lines if len(line[0]) == length]
     columns = np.array([[0.0 if value is None else value for value in values] for _, values in whole])
-    means = ensemble([columns[:, index] for index in range(columns.shape[1])])
-    made = tuple(
-        Point(float(epoch), means.point(index), means.point(index), ()) for index, epoch in enumerate(whole[0][0])
-    )
+    means = ensemble([Cell(seeds, columns[:, index]) for index in range(columns.shape[1])])
+    levels = [share(means.point(index)) for index in range(length)]
+    made = tuple(Point(float(epoch), mean, mean, ()) for epoch, mean in zip(whole[0][0], levels, strict=True))
     drawn = tuple((epochs, tuple(0.0 if value is None else value for value in values)) for epochs, values in lines)
     return Curve(label, colour, made, "line", means, drawn)
 
@@ -141,12 +169,7 @@ def figure_1b(source: Source) -> Figure:
     found = sweeps(source)
     rates, strengths = rate_curve(found), strength_curve(found)
     best_rate, best_strength = optima(found)
-    count, exponents = len(rates.x), np.log2(np.array([*rates.x, *strengths.x]))
-
-    def log_ratio(y: Array) -> Array:
-        return exponents[count + y[..., count:].argmax(axis=-1)] - exponents[y[..., :count].argmax(axis=-1)]
-
-    ratio = side_by_side(rates.drawn, strengths.drawn).place(log_ratio)
+    ratio = log_ratio(rates, strengths)
     dotted = level(rates, found.small_rate, strengths, f"λ = 0 at ε = {power(found.small_rate)}")
     total = score_curve(source, found.strengths, x=TOTAL.of, label=strengths.label, colour="strength")
     panels = (
@@ -240,10 +263,11 @@ def figure_6a(source: Source) -> Figure:
     top_rate, top_strength = best_rate.index, count + best_strength.index
 
     def recovered(y: Array) -> Array:
-        gain = y[..., top_rate] - y[..., small]
-        return (y[..., top_strength] - y[..., small]) / np.where(gain > 0, gain, np.nan)
+        gain = y[..., 0] - y[..., 2]
+        return (y[..., 1] - y[..., 2]) / np.where(gain > 0, gain, np.nan)
 
-    share = side_by_side(rates.drawn, strengths.drawn).interval(recovered)
+    # Only the three points the ratio is made of: others do not touch it.
+    ratio = side_by_side(rates.drawn, strengths.drawn).only(top_rate, top_strength, small).interval(recovered)
     dotted = level(rates, found.small_rate, strengths, f"λ = 0 at ε = {power(found.small_rate)}")
     panel = Panel((rates, strengths, dotted), "learning rate ε, or strength λ", TEST)
     verdict = Verdict(
@@ -253,11 +277,11 @@ def figure_6a(source: Source) -> Figure:
         f"{100 * (best_rate.score.value - dotted.points[0].summary.value):.1f} points and the strength "
         f"{100 * (best_strength.score.value - dotted.points[0].summary.value):.1f}; the best values differ by a factor "
         f"{2 ** abs(best_strength.location.value - best_rate.location.value):g}.",
-        number=share,
+        number=ratio,
         unit="= gain by λ over gain by ε",
         digits=2,
         rule=f"agrees if the whole interval lies above {rules.RECOVERS}",
-        outcome=above(share, rules.RECOVERS),
+        outcome=above(ratio, rules.RECOVERS),
     )
     says = (
         "Appendix D's protocol (MLP, constant rate, no weight decay) is this task's protocol throughout, so these are "

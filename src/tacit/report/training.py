@@ -9,7 +9,7 @@ from tacit.report.figure import Curve, Figure, Panel, all_count, caption, log_cu
 from tacit.report.selection import VARIABLES, MissingRowsError, Source, need, small_rate
 from tacit.report.strengths import caption_of_all, figure, log_fall, optima, rate_curve, strength_curve, sweeps
 from tacit.report.verdict import Verdict, above, points, within
-from tacit.studies.summary import Interval, Row, ensemble, scores
+from tacit.studies.summary import Interval, Row, ensemble, score_cell
 
 RATE, STRENGTH = VARIABLES["learning_rate"], VARIABLES["strength"]
 TRAINED = 0.005  # a rate trains as well as any when its accuracy is within half a point of the highest
@@ -75,7 +75,7 @@ def figure_2b(source: Source) -> Figure:
     gain, highest, trained = benefit(source, with_penalty, test, train)
     plain_gain, plain_highest, plain_trained = benefit(source, without, plain_test, plain_train)
     values = [
-        scores([row for row in rows if row["spec"]["learning_rate"] == curve.x[index]], source.score)
+        score_cell([row for row in rows if row["spec"]["learning_rate"] == curve.x[index]], source.score)
         for rows, curve, index in (
             (without, plain_test, plain_highest),
             (without, plain_test, plain_trained),

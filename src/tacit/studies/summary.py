@@ -1,15 +1,17 @@
-"""Runs that differ only in their seed → numbers with intervals: best k of n, optimum over a grid, collapse score."""
+"""Runs that differ only in their seed → numbers with intervals: best k of n, optimum over a grid."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tacit._errors import InputError
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -22,7 +24,6 @@ STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-FEWEST_SCORED = 4  # fewer points than this say nothing about a collapse
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,48 @@ def group(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     return dict(sorted(found.items()))
 
 
-def scores(rows: Sequence[Row], score: str) -> Array:
+@dataclass(frozen=True)
+class Cell:
+    """The values of one grid point's runs and the seed of each: points are paired by seed, never by position."""
+
+    seeds: tuple[int, ...]
+    values: Array
+
+    def __post_init__(self) -> None:
+        twice = [seed for seed in dict.fromkeys(self.seeds) if self.seeds.count(seed) > 1]
+        if twice:
+            raise InputError(f"the seed {twice[0]} appears twice at one grid point; expected each seed once.")
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def mapped(self, function: Callable[[Array], Array] | None) -> Cell:
+        return Cell(self.seeds, function(self.values)) if function else self
+
+
+def score_cell(rows: Sequence[Row], score: str) -> Cell:
     """One number per run, by seed. A run that diverged before it was ever evaluated scored nothing: 0."""
-    return np.array([0.0 if row[score] is None else float(row[score]) for row in by_seed(rows)])
+    return _cell([(row, 0.0 if row[score] is None else float(row[score])) for row in by_seed(rows)])
+
+
+def finite_cell(rows: Sequence[Row], key: str) -> Cell:
+    """The key of every run that ended with a finite value, by seed; diverged runs have none."""
+    kept = [row for row in by_seed(rows) if row["status"] == "finished" and row[key] is not None]
+    return _cell([(row, float(row[key])) for row in kept if math.isfinite(row[key])])
+
+
+def _cell(pairs: Sequence[tuple[Row, float]]) -> Cell:
+    return Cell(tuple(int(row["spec"]["seed"]) for row, _ in pairs), np.array([value for _, value in pairs], float))
+
+
+def scores(rows: Sequence[Row], score: str) -> Array:
+    """The values of `score_cell` alone."""
+    return score_cell(rows, score).values
 
 
 def finite(rows: Sequence[Row], key: str) -> Array:
-    """The key of every run that ended with a finite value, by seed; diverged runs have none."""
-    kept = [row[key] for row in by_seed(rows) if row["status"] == "finished" and row[key] is not None]
-    return np.array([float(value) for value in kept if math.isfinite(value)])
+    """The values of `finite_cell` alone."""
+    return finite_cell(rows, key).values
 
 
 def by_seed(rows: Sequence[Row]) -> list[Row]:
@@ -82,79 +116,116 @@ def best_mean(values: Array, best: int | None = None) -> Array:
 # -- many grid points, resampled together -----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ensemble:
-    """One summary per grid point as observed, shape (points,), and as resampled, shape (draws, points).
+    """Grid points whose seeds are resampled together; each is summarized by the mean of its best k runs.
 
-    Any statistic of the points gets its interval by being applied to the resampled rows as well. `spread` is what the
-    scatter of the draws is multiplied by because seeds are few; NaN when there is a single one and nothing to resample.
+    Seeds are resampled, not runs: every point uses the seeds that one draw picked, because a seed's initialisation
+    makes its runs better or worse at all points together, and a difference between two points must not count that.
+    Seeds are drawn from all that any point has; a point that lacks some uses those of a draw that it has.
     """
 
-    observed: Array
-    draws: Array
-    spread: float
+    cells: tuple[Cell, ...]
+    best: int | None = None
+    count: int = DRAWS
+    seed: int = 0
+
+    @cached_property
+    def observed(self) -> Array:
+        """One summary per point, shape (points,)."""
+        return np.array([float(best_mean(cell.values, self.best)) for cell in self.cells])
+
+    @cached_property
+    def draws(self) -> Array:
+        """The same as resampled, shape (draws, points), centred on what was observed."""
+        union = sorted({seed for cell in self.cells for seed in cell.seeds})
+        place = {seed: index for index, seed in enumerate(union)}
+        # The generator depends on the number of seeds alone, so curves with equal seeds are resampled alike.
+        picks = np.random.default_rng([self.seed, len(union)]).integers(len(union), size=(self.count, len(union)))
+        drawn = np.empty((self.count, len(self.cells)))
+        for index, cell in enumerate(self.cells):
+            values = np.full(len(union), np.nan)
+            values[[place[seed] for seed in cell.seeds]] = cell.values
+            share = min(self.best or len(cell), len(cell)) / len(cell)
+            whole = len(cell) == len(union)
+            summaries = best_mean(values[picks], self.best) if whole else _best_share(values[picks], share)
+            drawn[:, index] = self.observed[index] + (summaries - np.nanmean(summaries))
+        return drawn
+
+    @cached_property
+    def spread(self) -> Array:
+        """What the scatter of each point's draws is multiplied by because seeds are few; NaN for a single run."""
+        return np.array([few_seeds(len(cell)) for cell in self.cells])
+
+    @property
+    def shared(self) -> int:
+        """How many seeds every point has: with fewer than two there is no telling points from seeds."""
+        return len(frozenset.intersection(*[frozenset(cell.seeds) for cell in self.cells])) if self.cells else 0
+
+    def only(self, *indices: int) -> Ensemble:
+        """Some of the points: what the others lack or have too much of does not touch their intervals."""
+        return replace(self, cells=tuple(self.cells[index] for index in indices))
 
     def interval(self, statistic: Callable[[Array], Array]) -> Interval:
         """The statistic and its interval; `statistic` maps (…, points) to (…) and changes smoothly with them.
 
-        The interval has the spread of the draws and is centred on the observed value: resampling adds scatter to what
-        the runs already have, which would push a sum of squares up and a best k of n down.
+        The interval has the spread of the draws, that of the point with the fewest runs, and is centred on the
+        observed value: resampling adds scatter to what the runs already have, which would push a sum of squares up and
+        a best k of n down.
         """
         value = float(statistic(self.observed))
+        if not self._has_interval(value):
+            return Interval(value, math.nan, math.nan)
         drawn = statistic(self.draws)
-        return self._quantiles(value, value + self.spread * (drawn - np.nanmean(drawn)))
+        if np.isnan(drawn).all():
+            return Interval(value, math.nan, math.nan)
+        return self._quantiles(value, value + float(self.spread.max()) * (drawn - np.nanmean(drawn)))
 
     def place(self, statistic: Callable[[Array], Array]) -> Interval:
         """The same for a statistic that jumps, such as the place of a maximum: quantiles of its own values."""
+        value = float(statistic(self.observed))
+        if not self._has_interval(value):
+            return Interval(value, math.nan, math.nan)
         wide = self.observed + self.spread * (self.draws - self.observed)
-        return self._quantiles(float(statistic(self.observed)), statistic(wide))
+        return self._quantiles(value, statistic(wide[~np.isnan(wide).any(axis=-1)]))
+
+    def _has_interval(self, value: float) -> bool:
+        return not math.isnan(value) and not np.isnan(self.spread).any() and self.shared >= 2
 
     def _quantiles(self, value: float, drawn: Array) -> Interval:
-        if math.isnan(value) or math.isnan(self.spread):
-            return Interval(value, math.nan, math.nan)
         tail = (1 - COVERAGE) / 2
         # Some draws may leave a statistic undefined (no variation to explain); they carry no information.
         low, high = np.nanquantile(drawn, [tail, 1 - tail])
         return Interval(value, float(low), float(high))
 
     def point(self, index: int) -> Interval:
-        return self.interval(lambda y: y[..., index])
+        return self.only(index).interval(lambda y: y[..., 0])
 
     def difference(self, minuend: int, subtrahend: int) -> Interval:
-        return self.interval(lambda y: y[..., minuend] - y[..., subtrahend])
+        return self.only(minuend, subtrahend).interval(lambda y: y[..., 0] - y[..., 1])
 
 
-def ensemble(cells: Sequence[Array], *, best: int | None = None, draws: int = DRAWS, seed: int = 0) -> Ensemble:
-    """Each cell holds the values of one grid point's runs in the order of their seeds.
+def ensemble(cells: Sequence[Cell | Array], *, best: int | None = None, draws: int = DRAWS, seed: int = 0) -> Ensemble:
+    """Grid points as cells; a bare array holds the runs of seeds 0, 1, 2, … in that order."""
+    made = tuple(each if isinstance(each, Cell) else Cell(tuple(range(len(each))), each) for each in cells)
+    return Ensemble(made, best, draws, seed)
 
-    Seeds are resampled, not runs: every point uses the seeds that one draw picked, because a seed's initialisation
-    makes its runs better or worse at all points together, and a difference between two points must not count that.
-    """
-    observed = np.array([float(best_mean(cell, best)) for cell in cells])
-    drawn = np.empty((draws, len(cells)))
-    for index, cell in enumerate(cells):
-        count = len(cell)
-        # The generator depends on the number of seeds alone, so the same seeds are picked for every point.
-        picks = np.random.default_rng([seed, count]).integers(count, size=(draws, count))
-        summaries = best_mean(cell[picks], best)
-        drawn[:, index] = observed[index] + (summaries - summaries.mean())
-    return Ensemble(observed, drawn, spread=max([few_seeds(len(cell)) for cell in cells], default=math.nan))
+
+def _best_share(values: Array, share: float) -> Array:
+    """Mean of the highest share of the values that are not NaN, along the last axis; NaN where there is none."""
+    have = (~np.isnan(values)).sum(axis=-1)
+    kept = np.clip(np.round(share * have).astype(int), 1, None)
+    ordered = -np.sort(-values, axis=-1)  # NaN last
+    sums = np.cumsum(ordered, axis=-1)
+    return np.where(have > 0, np.take_along_axis(sums, kept[..., None] - 1, axis=-1)[..., 0] / kept, np.nan)
 
 
 def side_by_side(*parts: Ensemble) -> Ensemble:
     """The points of several curves as one ensemble, for statistics that span them."""
-    return Ensemble(
-        np.concatenate([part.observed for part in parts]),
-        np.concatenate([part.draws for part in parts], axis=1),
-        spread=float(np.max([part.spread for part in parts])),
-    )
+    return replace(parts[0], cells=tuple(cell for part in parts for cell in part.cells))
 
 
 def select(parts: Sequence[tuple[Ensemble, int]]) -> Ensemble:
     """Chosen points of several ensembles as one."""
-    return Ensemble(
-        np.array([part.observed[index] for part, index in parts]),
-        np.stack([part.draws[:, index] for part, index in parts], axis=1),
-        spread=float(np.max([part.spread for part, _ in parts])),
-    )
+    return side_by_side(*[part.only(index) for part, index in parts])
 
 
 def few_seeds(count: int) -> float:
@@ -173,119 +244,31 @@ def few_seeds(count: int) -> float:
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where on a grid the summary is highest (as log₂ of the grid's value), and how high."""
+    """Where on a grid the summary is highest (as log₂ of the grid's value), how high, and whether at the grid's end."""
 
     index: int
     location: Interval
     score: Interval
+    at_edge: bool = False
 
 
 def optimum(x: Sequence[float], points: Ensemble) -> Optimum:
-    """The grid value with the highest summary. Its interval is that of the winner over the resampled grids."""
+    """The grid value with the highest summary. Its interval is that of the winner over the resampled grids.
+
+    A point with one run takes no part while others have more: nobody knows how far one run is from its mean.
+    """
     exponents = np.log2(np.asarray(x, dtype=float))
-    index = int(points.observed.argmax())
+    taking_part = repeated(points)
+    kept = points.only(*taking_part)
+    index = taking_part[int(kept.observed.argmax())]
     return Optimum(
         index=index,
-        location=points.place(lambda y: exponents[y.argmax(axis=-1)]),
+        location=kept.place(lambda y: exponents[taking_part][y.argmax(axis=-1)]),
         score=points.point(index),
+        at_edge=exponents[index] in (exponents[taking_part].min(), exponents[taking_part].max()),
     )
 
 
-# -- collapse ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Collapse:
-    """How well one variable, and a rival one, make several curves fall onto each other, on the same points.
-
-    `score` is the share of the variation of y that a curve's points inherit from the *other* curves at equal x: 1 is
-    a perfect collapse, 0 is no better than a constant, below 0 is worse. `gap` is the typical distance between a point
-    and the other curves at equal x, in units of y.
-    """
-
-    score: Interval
-    rival_score: Interval
-    advantage: Interval
-    gap: Interval
-    rival_gap: Interval
-    gap_ratio: Interval
-    points: int
-
-
-def collapse(points: Ensemble, curve: Sequence[Any], x: Sequence[float], rival: Sequence[float]) -> Collapse:
-    """Compare two variables by how well each predicts a curve from the others.
-
-    score = 1 − Σ(yᵢ − ŷᵢ)² / Σ(yᵢ − ȳ)²,  ŷᵢ = mean over the other curves, each read off at xᵢ (linear in log₂ x)
-
-    Only points that other curves reach under both variables count, so both are judged on the same data. No curve is
-    extrapolated.
-    """
-    weights, reached = other_curves(curve, x)
-    rival_weights, rival_reached = other_curves(curve, rival)
-    scored = reached & rival_reached
-    if scored.sum() < FEWEST_SCORED:
-        nothing = Interval(math.nan, math.nan, math.nan)
-        return Collapse(nothing, nothing, nothing, nothing, nothing, nothing, points=int(scored.sum()))
-
-    def missed(y: Array, by: Array) -> Array:
-        return ((y - y @ by.T)[..., scored] ** 2).sum(axis=-1)
-
-    def variation(y: Array) -> Array:
-        kept = y[..., scored]
-        total = ((kept - kept.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-        return np.where(total > 0, total, np.nan)
-
-    def at_most_one(statistic: Callable[[Array], Array]) -> Interval:
-        found = points.interval(statistic)
-        return Interval(found.value, found.low, min(found.high, 1.0))
-
-    def not_negative(statistic: Callable[[Array], Array]) -> Interval:
-        found = points.interval(statistic)
-        return Interval(found.value, max(found.low, 0.0), found.high)
-
-    count = int(scored.sum())
-    return Collapse(
-        score=at_most_one(lambda y: 1 - missed(y, weights) / variation(y)),
-        rival_score=at_most_one(lambda y: 1 - missed(y, rival_weights) / variation(y)),
-        advantage=points.interval(lambda y: (missed(y, rival_weights) - missed(y, weights)) / variation(y)),
-        gap=not_negative(lambda y: np.sqrt(missed(y, weights) / count)),
-        rival_gap=not_negative(lambda y: np.sqrt(missed(y, rival_weights) / count)),
-        gap_ratio=not_negative(lambda y: np.sqrt(missed(y, weights) / np.maximum(missed(y, rival_weights), 1e-30))),
-        points=count,
-    )
-
-
-def other_curves(curve: Sequence[Any], x: Sequence[float]) -> tuple[Array, NDArray[np.bool_]]:
-    """The matrix W with ŷ = W y, ŷᵢ read off the curves that i does not belong to, and which i any of them reaches.
-
-    A matrix, because reading off is linear in y: the bootstrap is then one product.
-    """
-    exponents = np.log2(np.asarray(x, dtype=float))
-    labels = list(curve)
-    weights = np.zeros((len(labels), len(labels)))
-    reached = np.zeros(len(labels), dtype=bool)
-    members = {label: [i for i, other in enumerate(labels) if other == label] for label in dict.fromkeys(labels)}
-    for target, label in enumerate(labels):
-        readings = [
-            reading
-            for other, indices in members.items()
-            if other != label and (reading := _read_off(exponents[target], exponents, indices)) is not None
-        ]
-        if readings:
-            reached[target] = True
-            for reading in readings:
-                for index, weight in reading.items():
-                    weights[target, index] += weight / len(readings)
-    return weights, reached
-
-
-def _read_off(at: float, exponents: Array, indices: list[int]) -> dict[int, float] | None:
-    """Weights of linear interpolation at one place of one curve; None outside its range."""
-    ordered = sorted(indices, key=lambda index: exponents[index])
-    tolerance = 1e-9  # exponents of powers of two are exact; this forgives products such as 3 · 2^k
-    for left, right in itertools.pairwise(ordered):
-        if exponents[left] - tolerance <= at <= exponents[right] + tolerance:
-            width = exponents[right] - exponents[left]
-            share = min(max((at - exponents[left]) / width, 0.0), 1.0) if width > tolerance else 0.5
-            return {left: 1 - share, right: share}
-    if len(ordered) == 1 and abs(exponents[ordered[0]] - at) <= tolerance:
-        return {ordered[0]: 1.0}
-    return None
+def repeated(points: Ensemble) -> list[int]:
+    """The points with at least two runs; all of them when none has."""
+    return [i for i, cell in enumerate(points.cells) if len(cell) > 1] or list(range(len(points.cells)))
