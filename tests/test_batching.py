@@ -133,10 +133,32 @@ def test_a_sampler_resumes_at_a_given_epoch() -> None:
     assert [list(resumed), list(resumed)] == walked[3:]
 
 
+def test_a_look_at_the_first_minibatch_does_not_use_up_an_epoch() -> None:
+    sampler = BatchSampler(8, 2, order="mirrored", seed=4)
+    loader = torch.utils.data.DataLoader(list(range(8)), batch_sampler=sampler)
+    next(iter(loader))
+    there, back = list(loader), list(loader)
+    assert [batch.tolist() for batch in there] == epoch(8, 2, order="mirrored", seed=4, epoch=0)
+    assert [batch.tolist() for batch in back] == [batch.tolist() for batch in there[::-1]]
+
+
+def test_an_epoch_is_over_with_its_last_minibatch_even_if_no_more_is_asked_for() -> None:
+    sampler = BatchSampler(8, 2, seed=4)
+    for at in range(3):
+        assert list(itertools.islice(sampler, 4)) == epoch(8, 2, order="shuffled", seed=4, epoch=at)
+
+
 @pytest.mark.parametrize("train_size,batch_size", [(4, 0), (4, 5), (0, 1), (4, -2)])
 def test_impossible_sizes_are_refused(train_size: int, batch_size: int) -> None:
     with pytest.raises(tacit.InputError, match=f"batch_size={batch_size} with train_size={train_size}"):
         batches_per_epoch(train_size, batch_size)
+
+
+def test_sizes_that_are_no_whole_numbers_are_refused_with_the_remedy() -> None:
+    with pytest.raises(tacit.InputError, match=r"train_size is a list; .* Use len\(dataset\)"):
+        BatchSampler([1, 2, 3, 4, 5], 5)  # type: ignore[arg-type]
+    with pytest.raises(tacit.InputError, match="batch_size is a float"):
+        batches_per_epoch(4, 2.0)  # type: ignore[arg-type]
 
 
 def test_unknown_choices_are_refused_with_the_known_ones() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ def batches_per_epoch(train_size: int, batch_size: int, *, remainder: Remainder 
     >>> batches_per_epoch(1000, 32, remainder="drop")
     31
     """
+    _require_whole("train_size", train_size)
+    _require_whole("batch_size", batch_size)
     if not 1 <= batch_size <= train_size:
         raise InputError(
             f"batch_size={batch_size} with train_size={train_size}; expected 1 <= batch_size <= train_size."
@@ -41,6 +44,12 @@ def batches_per_epoch(train_size: int, batch_size: int, *, remainder: Remainder 
             f"Use train_size={train_size - left_over}, or say remainder='drop' or remainder='keep'."
         )
     return train_size // batch_size + (1 if left_over and remainder == "keep" else 0)
+
+
+def _require_whole(name: str, value: Any) -> None:
+    if not isinstance(value, Integral):
+        remedy = " Use len(dataset)." if hasattr(value, "__len__") else ""
+        raise InputError(f"{name} is a {type(value).__name__}; expected a whole number.{remedy}")
 
 
 def epoch_batches(
@@ -101,6 +110,10 @@ def all_orders(batches: int, *, at_most: int = 8) -> Iterator[tuple[int, ...]]:
 class BatchSampler:
     """`batch_sampler=` for a torch DataLoader: any order of `epoch_batches`, one epoch per iteration.
 
+    The epoch is over when its last minibatch has been handed out: an iteration that stops early, a look at the first
+    minibatch say, leaves `epoch` where it was, and the next one starts it again. Worker processes fetch ahead, so
+    with them say `set_epoch` after an early stop.
+
     >>> sampler = BatchSampler(4, 2, order="mirrored", seed=1)
     >>> there, back = list(sampler), list(sampler)
     >>> there == back[::-1]
@@ -130,8 +143,13 @@ class BatchSampler:
         return self.length
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._walk(self.epoch)
+
+    def _walk(self, epoch: int) -> Iterator[list[int]]:
         batches = epoch_batches(
             self.train_size, self.batch_size, order=self.order, seed=self.seed, epoch=epoch, remainder=self.remainder
         )
-        return iter([batch.tolist() for batch in batches])
+        for position, batch in enumerate(batches, start=1):
+            if position == len(batches):  # not after the loop: who counts the minibatches never asks for one more
+                self.epoch = epoch + 1
+            yield batch.tolist()
