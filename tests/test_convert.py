@@ -191,3 +191,11 @@ def test_what_is_missing_or_too_much_is_named() -> None:
         from_strength("SAM", 0.05)
     with pytest.raises(tacit.InputError, match=r"gradient_norm=0.0"):
         to_strength("sam", 0.05, gradient_norm=0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(tacit.InputError, match=r"coefficient=.*expected a finite number"):
+        to_strength("trl", value)
+    with pytest.raises(tacit.InputError, match=r"strength=.*expected a finite number"):
+        from_strength("trl", value)

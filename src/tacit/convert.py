@@ -110,7 +110,7 @@ def to_strength(convention: str, coefficient: float, **context: float) -> float:
     >>> to_strength("sam", 0.05, gradient_norm=2.0)
     0.05
     """
-    return 2 * float(coefficient) * _per_unit(convention, context)
+    return 2 * _finite("coefficient", coefficient) * _per_unit(convention, context)
 
 
 def from_strength(convention: str, strength: float, **context: float) -> float:
@@ -121,7 +121,13 @@ def from_strength(convention: str, strength: float, **context: float) -> float:
     >>> from_strength("fullbatchtraining_pen", 0.2, learning_rate=0.8)
     0.25
     """
-    return float(strength) / (2 * _per_unit(convention, context))
+    return _finite("strength", strength) / (2 * _per_unit(convention, context))
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InputError(f"{name}={value!r}; expected a finite number.")
+    return float(value)
 
 
 def _per_unit(convention: str, context: dict[str, float]) -> float:
