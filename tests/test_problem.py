@@ -200,11 +200,45 @@ def test_impossible_batches_are_refused(choices: dict, said: str) -> None:
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
-def test_a_random_loss_is_refused() -> None:
-    model = seeded(nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5), nn.Linear(50, 2)))
-    with pytest.raises(tacit.InputError, match="changed between two evaluations"):
+@pytest.mark.parametrize("rate", [0.5, 1e-12])  # the second never drops a unit, and still is dropout
+def test_a_loss_that_draws_random_numbers_is_refused_whatever_it_drew(rate: float) -> None:
+    model = seeded(nn.Sequential(nn.Linear(3, 50), nn.Dropout(rate), nn.Linear(50, 2)))
+    with pytest.raises(tacit.InputError, match="draws random numbers"):
         make(model.train())
     make(model.eval())
+
+
+def test_a_loss_that_changes_by_other_means_is_refused() -> None:
+    draws = torch.Generator().manual_seed(0)  # not one of torch's global generators
+
+    def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs, targets) + torch.rand((), generator=draws)
+
+    with pytest.raises(tacit.InputError, match="changed between two evaluations"):
+        Problem(network(), noisy, data(), batch_size=2)
+
+
+def test_two_precisions_are_refused_by_name() -> None:
+    with pytest.raises(tacit.InputError, match=r"model is in float32 and the data in float64; .* dtype=torch.float64"):
+        make(network().float())
+    make(network().float(), dtype=torch.float64)
+
+
+def test_other_errors_of_a_model_are_not_renamed() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        make(seeded(nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])  # a float plus a decay is a tensor, and would slip through
+def test_a_loss_that_is_no_tensor_is_refused(decay: float) -> None:
+    with pytest.raises(tacit.InputError, match="loss_fn returned a float"):
+        Problem(network(), lambda y, t: F.mse_loss(y, t).item(), data(), batch_size=2, weight_decay=decay)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("decay", [-1.0, float("nan"), float("inf")])
+def test_an_impossible_weight_decay_is_refused(decay: float) -> None:
+    with pytest.raises(tacit.InputError, match=f"weight_decay={decay}"):
+        make(weight_decay=decay)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

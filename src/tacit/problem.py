@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class Problem:
     values at construction. The model itself is never changed: buffers are copied, so batch norm in training mode
     uses batch statistics and leaves its running ones alone.
 
-    It is not a trainer, and it refuses models whose loss changes between two evaluations (dropout).
+    It is not a trainer, and it refuses models whose loss draws random numbers or changes between two evaluations
+    (dropout).
 
     >>> inputs, targets = torch.arange(4.0).reshape(4, 1), torch.zeros(4, 1)
     >>> problem = Problem(nn.Linear(1, 1), nn.functional.mse_loss, (inputs, targets), batch_size=2)
@@ -49,6 +51,8 @@ class Problem:
         dtype: torch.dtype | None = None,
     ) -> None:
         inputs, targets = _as_tensors(dataset)
+        if not (math.isfinite(weight_decay) and weight_decay >= 0):
+            raise InputError(f"weight_decay={weight_decay}; expected a finite number of at least 0.")
         self.dtype = dtype
         self.inputs, self.targets = self._cast(inputs), self._cast(targets)
         self.model, self.loss_fn, self.weight_decay = model, loss_fn, float(weight_decay)
@@ -93,7 +97,14 @@ class Problem:
         """One evaluation each: scalar, finite, the same twice, and a mean rather than a sum."""
         batch = self.batches[0]
         with torch.no_grad():
-            once, twice = self.loss(self.parameters, batch), self.loss(self.parameters, batch)
+            before = _random_states()
+            once = self._first_loss(batch)
+            if not all(map(torch.equal, before, _random_states())):
+                raise InputError(
+                    "the loss draws random numbers (dropout, noise?); expected a deterministic model. "
+                    "Call model.eval() or remove the random layers."
+                )
+            twice = self.loss(self.parameters, batch)
             if once.shape != ():
                 raise InputError(f"the loss has shape {tuple(once.shape)}; expected a scalar: use reduction='mean'.")
             if not torch.isfinite(once):
@@ -111,6 +122,21 @@ class Problem:
                     "the loss doubles when its minibatch is repeated, so it is a sum; expected a mean over examples. "
                     "Use reduction='mean'."
                 )
+
+    def _first_loss(self, batch: Tensor) -> Tensor:
+        """The loss; where torch stumbles over precisions, say which ones meet."""
+        try:
+            return self.loss(self.parameters, batch)
+        except RuntimeError as error:
+            own = {value.dtype for value in self.parameters.values() if value.is_floating_point()}
+            data = {value.dtype for value in (self.inputs, self.targets) if value.is_floating_point()}
+            if len(own | data) < 2:
+                raise
+            names = [", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) for kinds in (own, data)]
+            raise InputError(
+                f"the model is in {names[0]} and the data in {names[1]}; expected one precision. "
+                "Say dtype=torch.float64, or convert one of them."
+            ) from error
 
     # -- sizes ----------------------------------------------------------------------------------------------------
     @property
@@ -130,6 +156,11 @@ class Problem:
     def loss(self, parameters: Mapping[str, Tensor], examples: Tensor) -> Tensor:
         """Mean loss over the given examples, plus (μ/2)‖ω‖²: the one function that everything else is made of."""
         value = self.loss_fn(self.outputs(parameters, examples), self.targets[examples])
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"loss_fn returned a {type(value).__name__}; expected a scalar tensor that torch can differentiate. "
+                "Leave out .item() and float()."
+            )
         if self.weight_decay:
             value = value + 0.5 * self.weight_decay * _tree.squared_norm(parameters)
         return value
@@ -166,6 +197,11 @@ class Problem:
 
     def _or_own(self, parameters: Mapping[str, Tensor] | None) -> Tree:
         return self.parameters if parameters is None else dict(parameters)
+
+
+def _random_states() -> list[Tensor]:
+    """What torch's global generators are at; drawing a number changes it."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
 
 
 def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
