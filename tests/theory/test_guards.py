@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit.theory import guards, regime, verify, warn_if_not_smooth
+from tacit.theory import Landscape, guards, regime, verify, warn_if_not_smooth
 from tacit.theory.exact_forms import ExactForms
 
 INPUTS = torch.sin(torch.arange(16.0, dtype=torch.float64)).reshape(4, 4)
@@ -41,15 +44,57 @@ class FunctionalReLU(nn.Module):
         return nn.functional.relu(x)
 
 
+class Call(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.name, self.function = name, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 @pytest.mark.parametrize(
-    "layer", [nn.ReLU(), FunctionalReLU(), nn.LeakyReLU(), nn.Hardtanh(), nn.MaxPool1d(1)], ids=str
+    "layer",
+    [
+        nn.ReLU(),
+        FunctionalReLU(),
+        nn.LeakyReLU(),
+        nn.PReLU(),
+        nn.CELU(),
+        nn.SELU(),
+        nn.Hardtanh(),
+        nn.MaxPool1d(1),
+        nn.AdaptiveMaxPool1d(4),
+        Call("topk", lambda x: x.topk(4).values),
+        Call("median", lambda x: x - x.median(1, keepdim=True).values),
+        Call("sort", lambda x: x.sort(1).values),
+        Call("where", lambda x: torch.where(x > 0, x, 0.1 * x)),
+        Call("clamp_min", lambda x: x.clamp_min(0.0)),
+        Call("amin", lambda x: x - x.amin(1, keepdim=True)),
+    ],
+    ids=str,
 )
 def test_kinks_warn_that_orders_may_not_hold(layer: nn.Module) -> None:
     with pytest.warns(UserWarning, match="orders may not hold"):
         warn_if_not_smooth(problem_with(layer))
 
 
-@pytest.mark.parametrize("layer", [nn.Tanh(), nn.GELU(), nn.Softplus(), nn.SiLU()], ids=str)
+@pytest.mark.parametrize("loss", [nn.functional.huber_loss, nn.functional.smooth_l1_loss, nn.functional.l1_loss])
+def test_losses_with_kinks_warn(loss: Callable[..., Tensor]) -> None:
+    with pytest.warns(UserWarning, match="orders may not hold"):
+        warn_if_not_smooth(tacit.Problem(nn.Linear(4, 1).double(), loss, (INPUTS, TARGETS), batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Tanh(), nn.GELU(), nn.Softplus(), nn.SiLU(), nn.Mish(), nn.Softmax(1), nn.LayerNorm(4)],
+    ids=str,
+)
 def test_smooth_activations_do_not_warn(layer: nn.Module, recwarn: pytest.WarningsRecorder) -> None:
     assert warn_if_not_smooth(problem_with(layer)) == ()
     assert not [w for w in recwarn.list if "orders" in str(w.message)]
@@ -86,6 +131,53 @@ def test_layers_whose_third_derivatives_torch_gets_wrong_are_refused(layer: nn.M
 )
 def test_layers_whose_third_derivatives_are_right_are_accepted(layer: nn.Module) -> None:
     guards.require_third_derivatives(problem_with(layer, nn.Tanh()))
+
+
+def weight_normed(api: Callable[..., nn.Module], dim: int | None) -> tacit.Problem:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of the two interfaces is deprecated
+        return problem_with(nn.Tanh(), api(nn.Linear(4, 4), dim=dim), nn.Tanh())
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("api", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_hessian_products_through_weight_norm_are_differences_of_gradients(
+    api: Callable[..., nn.Module], dim: int | None
+) -> None:
+    # torch's own are wrong by percents; central differences with step 1e-5 are good to about 1e-9.
+    problem = weight_normed(api, dim)
+    scape = Landscape(problem)
+    assert torch.allclose(scape.loss(scape.start), problem.full_loss(), rtol=1e-13)
+    v = torch.cos(torch.arange(scape.size, dtype=torch.float64))
+    ahead, behind = (scape.gradient(scape.start + side * 1e-5 * v) for side in (1, -1))
+    numerical = (ahead - behind) / 2e-5
+    assert (scape.hessian_product(scape.start, v) - numerical).norm() < 1e-7 * numerical.norm()
+
+
+def test_the_modified_loss_is_confirmed_on_a_model_with_weight_norm() -> None:
+    study = verify(weight_normed(nn.utils.parametrizations.weight_norm, 0), only="mean SGD against C̃_SGD")
+    assert study.passed, str(study)
+
+
+class NativeWeightNorm(nn.Module):
+    """torch's own kernel, called so that no replacement is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.g = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch._weight_norm_interface(self.v, self.g, 0)[0]
+
+
+def test_a_weight_norm_without_an_exact_form_is_refused_by_name() -> None:
+    with pytest.raises(tacit.InputError, match="WeightNormInterface, whose second derivatives"):
+        verify(problem_with(NativeWeightNorm()))
+
+
+def test_what_is_no_problem_is_refused() -> None:
+    with pytest.raises(tacit.InputError, match=r"problem is a Linear; expected a tacit\.Problem"):
+        verify(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 def test_verify_leaves_out_what_needs_wrong_third_derivatives_and_says_why() -> None:

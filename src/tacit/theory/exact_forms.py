@@ -1,7 +1,7 @@
-"""Hand-written forms of a few torch functions, for as long as they are differentiated three times or more.
+"""Hand-written forms of a few torch functions, for as long as they are differentiated twice or more.
 
-torch's own layer norm, instance norm and batch norm (training mode) return wrong third derivatives without a word, and
-its mean squared error raises. Their textbook formulas are right at every order, and equal in value.
+torch's own layer norm, instance norm and batch norm (training mode) return wrong third derivatives without a word, its
+weight norm wrong second ones, and its mean squared error raises. Their textbook formulas are right at every order, and equal in value.
 """
 
 from __future__ import annotations
@@ -88,9 +88,16 @@ def _mse_loss(input: Tensor, target: Tensor, *rest: Any, **options: Any) -> Tens
     return squares.mean() if reduction == "mean" else squares.sum() if reduction == "sum" else squares
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g v/‖v‖, one norm per index of `dim`, or one of everything when it is −1."""
+    others = [axis for axis in range(v.dim()) if dim == -1 or axis != dim % v.dim()]
+    return v * (g / torch.sqrt(v.square().sum(others, keepdim=True)))
+
+
 _FORMS: dict[Any, Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
     F.mse_loss: _mse_loss,
+    torch._weight_norm: _weight_norm,
 }

@@ -5,17 +5,20 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor
 
 from tacit._errors import InputError
 from tacit.problem import Problem
+from tacit.theory.graph import operation_names
 from tacit.theory.landscape import Landscape, view
 
-# Names of autograd nodes, so that functional calls are seen as well as modules.
+# How the names of autograd nodes begin (ClampMin, PreluKernel, MaxPool2DWithIndices), so that functional calls are seen
+# as well as modules.
 KINKED = (
-    "Relu", "LeakyRelu", "Prelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink", "Hardshrink",
-    "Abs", "Clamp", "Maximum", "Minimum", "SmoothL1", "Huber", "Elu", "Sign", "Round",
-    "Amax", "Max", "Min",
+    "Relu", "LeakyRelu", "Prelu", "Rrelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink",
+    "Hardshrink", "Elu", "Celu", "Abs", "Clamp", "Sign", "Copysign", "Round", "Floor", "Ceil", "Trunc", "Frac", "Fmod",
+    "Remainder", "Where", "SmoothL1", "Huber", "MultiMargin", "MultilabelMargin", "Max", "Min", "Amax", "Amin",
+    "Fmax", "Fmin", "Cummax", "Cummin", "AdaptiveMaxPool", "FractionalMaxPool", "Topk", "Median", "Nanmedian",
+    "Kthvalue", "Mode", "Sort",
 )  # fmt: skip
 NORMALIZED = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm")
 THIRD_DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-6 here; the known faults are 4-130 %
@@ -34,7 +37,7 @@ def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
 
 
 def _is_kinked(name: str) -> bool:
-    return name in KINKED or "MaxPool" in name
+    return name.startswith(KINKED)
 
 
 def require_third_derivatives(problem: Problem | Landscape) -> None:
@@ -73,16 +76,4 @@ def operations(problem: Problem | Landscape) -> set[str]:
     leaf = w.detach().clone().requires_grad_()
     with torch.enable_grad():
         loss = scape.loss_of(leaf, scape.batches[0])
-    return _names(loss)
-
-
-def _names(output: Tensor) -> set[str]:
-    found, waiting, seen = set(), [output.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found.add(type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?")
-        waiting += [parent for parent, _ in node.next_functions]
-    return found
+    return operation_names(loss)

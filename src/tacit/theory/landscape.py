@@ -12,9 +12,11 @@ from tacit import _tree
 from tacit._errors import InputError
 from tacit.problem import Problem
 from tacit.theory.exact_forms import ExactForms
+from tacit.theory.graph import operation_names
 
 Field = Callable[[Tensor], Tensor]
 Parameters = Mapping[str, Tensor] | Tensor | None
+WRONG_SECOND_DERIVATIVES = {"WeightNormInterface"}
 
 
 class Landscape:
@@ -30,6 +32,10 @@ class Landscape:
     """
 
     def __init__(self, problem: Problem) -> None:
+        if not isinstance(problem, Problem):
+            raise InputError(
+                f"problem is a {type(problem).__name__}; expected a tacit.Problem: a model with its loss and its data."
+            )
         self.problem = _in_float64(problem)
         self.start = _tree.flatten(self.problem.parameters)
         self.size = self.start.numel()
@@ -37,8 +43,20 @@ class Landscape:
         self.batches_per_epoch = len(self.batches)
         self.train_size = self.problem.train_size
         self.equal_batches = len({len(batch) for batch in self.batches}) == 1
+        self._require_second_derivatives()
         self.vectorizes = self._can_vectorize()
         self.separable = self._is_separable()
+
+    def _require_second_derivatives(self) -> None:
+        """Refuse by name what torch differentiates wrongly the second time, where no exact form took its place."""
+        with torch.enable_grad():
+            loss = self.loss_of(self.start.detach().clone().requires_grad_(), self.batches[0])
+        wrong = operation_names(loss) & WRONG_SECOND_DERIVATIVES
+        if wrong:
+            raise InputError(
+                f"the loss uses {', '.join(sorted(wrong))}, whose second derivatives torch computes wrongly; expected "
+                "torch.nn.utils.parametrizations.weight_norm or v · g/‖v‖ written out."
+            )
 
     def _can_vectorize(self) -> bool:
         """Whether vmap takes this model: batch norm in training mode writes into buffers, which vmap refuses."""
