@@ -18,6 +18,8 @@ class Capture(TorchFunctionMode):
 
     It works on functions, not modules, so a weight used through `F.linear` counts like an `nn.Linear`. A tracked
     parameter that takes part in any other operation is listed in `elsewhere`: its gradient is not known by factors.
+    Checkpointed blocks (saved-tensor hooks) and `torch.func` transforms run as they are: the first would recompute a
+    site without its capture, the second do not take such functions.
     """
 
     def __init__(self, tracked: Iterable[Tensor]) -> None:
@@ -25,12 +27,13 @@ class Capture(TorchFunctionMode):
         self.tracked = {id(parameter) for parameter in tracked}
         self.sites: list[Site] = []
         self.anchor = torch.zeros((), requires_grad=True)
+        self.open = False
         self.elsewhere: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         make_site = _SITES.get(func)
-        if make_site is not None:
+        if make_site is not None and not _must_run_as_it_is():
             made = make_site(self, *args, **kwargs)
             if made is not None:
                 return made
@@ -40,13 +43,24 @@ class Capture(TorchFunctionMode):
                 self.elsewhere.add(id(tensor))
         return result
 
+    def __enter__(self) -> Capture:
+        self.open = True
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.open = False
+        super().__exit__(*error)
+
     def record(self, site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self.sites.append(site)
+        site.ordinary = lambda: self.open
         device = weight.device.type
         if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        return site.apply(inputs, weight, bias, self.anchor)
+        outputs = site.apply(inputs, weight, bias, self.anchor)
+        if outputs.requires_grad:  # under no_grad nothing is used
+            self.sites.append(site)
+        return outputs
 
     def knows(self, weight: Any, bias: Any) -> bool:
         """Whether this call is on a tracked weight with, if any, a tracked or constant bias."""
@@ -132,6 +146,11 @@ _SITES: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
+def _must_run_as_it_is() -> bool:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -145,15 +164,20 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def leaf_uses(root: Tensor) -> dict[Tensor, int]:
     """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
     counts: dict[Tensor, int] = {}
+    for node in graph_nodes(root):
+        for child, _ in node.next_functions:
+            if child is not None and hasattr(child, "variable"):
+                counts[child.variable] = counts.get(child.variable, 0) + 1
+    return counts
+
+
+def graph_nodes(root: Tensor) -> Iterator[Any]:
+    """Every node of the autograd graph below `root`, once."""
     seen, waiting = set(), [root.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        for child, _ in node.next_functions:
-            if child is not None and hasattr(child, "variable"):
-                counts[child.variable] = counts.get(child.variable, 0) + 1
-            elif child is not None:
-                waiting.append(child)
-    return counts
+        yield node
+        waiting += [child for child, _ in node.next_functions]

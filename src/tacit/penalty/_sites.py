@@ -12,6 +12,7 @@ Convolutions have the same shape with the convolution's own weight gradient in p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class Site(ABC):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
         self.inner = True
+        self.ordinary: Callable[[], bool] = lambda: False  # whether to differentiate now as any layer does
         self.weight_by_autograd = self.bias_by_autograd = False
         self.keep_factors = False
         self.inputs: Tensor | None = None
@@ -263,6 +265,10 @@ class _Layer(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         site: Site = ctx.site
         wants_inputs, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        if site.ordinary():  # the closure differentiates (a physics loss, a critic's penalty), or the check below does
+            to_inputs = site.input_gradient(output_gradient, weight, inputs) if wants_inputs else None
+            to_weight = site.weight_gradient(inputs, output_gradient) if wants_weight else None
+            return to_inputs, to_weight, site.bias_gradient(output_gradient) if wants_bias else None, None, None
         if not site.inner:
             site.visited = True
             wants = (wants_inputs, wants_weight, wants_bias)

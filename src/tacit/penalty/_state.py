@@ -1,22 +1,29 @@
-"""A second pass that leaves no trace: same random numbers, buffers and parameters put back bitwise."""
+"""A second pass that leaves no trace: same random numbers and buffers, parameters put back bitwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of torch's default generators on the devices in use, and of the generators that were named."""
+    """What a forward pass may draw from or write to: generators (torch's on the devices in use, the named ones,
+    Python's and numpy's global ones) and the model's buffers."""
 
     cpu: Tensor
     cuda: dict[int, Tensor]
     named: tuple[tuple[torch.Generator, Tensor], ...]
+    python: Any
+    numpy: Any
+    buffers: tuple[tuple[nn.Module, str, Tensor, Tensor], ...]
 
     @staticmethod
     def now(model: nn.Module, generators: Sequence[torch.Generator] = ()) -> RandomState:
@@ -25,6 +32,14 @@ class RandomState:
             cpu=torch.get_rng_state(),
             cuda={index: torch.cuda.get_rng_state(index) for index in indices if index is not None},
             named=tuple((generator, generator.get_state()) for generator in generators),
+            python=random.getstate(),
+            numpy=np.random.get_state(),
+            buffers=tuple(
+                (module, name, buffer, buffer.detach().clone())
+                for module in model.modules()
+                for name, buffer in module._buffers.items()
+                if buffer is not None
+            ),
         )
 
     def restore(self) -> None:
@@ -33,31 +48,27 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
         for generator, state in self.named:
             generator.set_state(state)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        with torch.no_grad():
+            for module, name, buffer, saved in self.buffers:
+                module._buffers[name] = buffer
+                buffer.copy_(saved)
 
 
 @contextmanager
 def second_pass(model: nn.Module, start: RandomState, generators: Sequence[torch.Generator]) -> Iterator[None]:
-    """Inside, random numbers repeat those drawn after `start`; outside, generators and buffers are as they were.
+    """Inside, random numbers and buffers are those at `start`; outside, those of now, bitwise.
 
-    The second pass must see the same dropout mask, or the difference measures the mask; and batch norm must count
-    each minibatch once.
+    The second pass must see the same dropout mask and the same spectral norm, or the difference measures those; and
+    batch norm must count each minibatch once.
     """
     after = RandomState.now(model, generators)
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
     start.restore()
     try:
         yield
     finally:
         after.restore()
-        with torch.no_grad():
-            for module, name, buffer, saved in buffers:
-                module._buffers[name] = buffer
-                buffer.copy_(saved)
 
 
 @contextmanager
@@ -67,7 +78,22 @@ def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], dista
     try:
         for parameter, step in zip(parameters, direction, strict=True):
             parameter.data = torch.add(parameter.data, step, alpha=distance)
+        torch.clear_autocast_cache()  # it may hold half-precision copies of the parameters as they were
         yield
     finally:
         for parameter, original in zip(parameters, originals, strict=True):
             parameter.data = original
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
+    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    try:
+        for tensor, _ in hooked:
+            tensor._backward_hooks = None
+        yield
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks

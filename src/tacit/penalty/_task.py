@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit.penalty._refusals import refuse_wrong_graphs
 
 Closure = Callable[[], Tensor]
 
@@ -29,6 +28,7 @@ class Task:
     closures: tuple[Closure, ...]
     strength: float
     weight: float = 1.0
+    exact: bool = True  # what the method claims
     scale: float = 1.0  # GradScaler's: what backward is multiplied with, so that half precision does not underflow
     generators: tuple[torch.Generator, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class Task:
                 f"the loss is {value.item()}; expected a finite number. An empty batch gives nan, "
                 "a learning rate that is too large gives inf."
             )
+        refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
 
 
@@ -63,33 +64,3 @@ class Outcome:
     loss: Tensor
     gradient_squared_norm: Tensor
     error: float | None = None
-
-
-_MISSING = [
-    (r"derivative for aten::_scaled_dot_product\w+ is not implemented", "fused scaled_dot_product_attention",
-     "run the step under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or use"),
-    (r"derivative for (\S+) is not implemented", "{0}", "use"),
-    (r"aot_autograd does not currently support double backward", "torch.compile", "pass the uncompiled model, or use"),
-    (r"differentiate twice a function that was marked\s+with @once_differentiable", "an autograd.Function marked "
-     "once_differentiable", "use"),
-    (r"Checkpointing is not compatible with \.grad\(\)", "re-entrant checkpointing",
-     "pass use_reentrant=False to torch.utils.checkpoint, or use"),
-    (r"(cudnn|_cudnn)\w* ?(RNN|rnn)\w*.*double", "a cuDNN recurrent layer",
-     "disable cuDNN for this layer, or use"),
-]  # fmt: skip
-
-
-@contextmanager
-def second_derivatives() -> Iterator[None]:
-    """Turns PyTorch's error for a missing second derivative into a sentence that names the operation."""
-    try:
-        yield
-    except RuntimeError as error:  # NotImplementedError is one
-        for pattern, name, remedy in _MISSING:
-            found = re.search(pattern, str(error))
-            if found:
-                raise InputError(
-                    f"the model uses {name.format(*found.groups())}, which has no second derivative in PyTorch; the "
-                    f"exact penalty needs one. {remedy[0].upper()}{remedy[1:]} method='finite_difference'."
-                ) from error
-        raise

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from tacit._errors import InputError
 from tacit._tree import total
 from tacit.penalty._capture import leaf_uses
-from tacit.penalty._state import RandomState, moved, second_pass
+from tacit.penalty._refusals import NOTHING_REACHED
+from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task
 
 
@@ -36,10 +38,17 @@ class Views:
         positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         # The norm's direction: parameters that the loss does not reach stay where they are.
         self.reached = [parameter for parameter in self.parameters if id(parameter) in positions]
+        if not self.reached:
+            raise InputError(NOTHING_REACHED)
         self.directions = [[g[positions[id(parameter)]] for parameter in self.reached] for g in self.gradients]
 
     def _gradient(self, loss: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
+        with without_hooks(self.leaves):
+            found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
+        if any(gradient is not None and gradient.is_sparse for gradient in found):
+            raise InputError(
+                "a parameter has a sparse gradient; this method needs dense ones. Use sparse=False or method='gram'."
+            )
         gradients = [
             torch.zeros_like(leaf) if gradient is None else gradient
             for gradient, leaf in zip(found, self.leaves, strict=True)

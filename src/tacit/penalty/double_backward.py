@@ -10,24 +10,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tacit._errors import InputError
 from tacit._tree import total
-from tacit.penalty._task import Outcome, Task, second_derivatives
+from tacit.penalty._refusals import NOTHING_REACHED
+from tacit.penalty._state import without_hooks
+from tacit.penalty._task import Outcome, Task
 
 
 def backward(task: Task) -> Outcome:
     """Exact; forms every weight gradient inside the graph."""
     parameters = list(task.parameters.values())
     losses = [task.loss(closure) for closure in task.closures]
-    with second_derivatives():
-        gradients = [_gradients(loss, parameters, task.scale) for loss in losses]
-        norm = total((a * b).sum() for a, b in zip(gradients[0], gradients[-1], strict=True) if a is not None)
-        loss = torch.stack(losses).mean()
-        (task.weight * task.scale * (loss + task.strength / 4 * norm)).backward()
+    gradients = [_gradients(loss, parameters, task.scale) for loss in losses]
+    norm = total((a * b).sum() for a, b in zip(gradients[0], gradients[-1], strict=True))
+    loss = torch.stack(losses).mean()
+    (task.weight * task.scale * (loss + task.strength / 4 * norm)).backward()
     return Outcome(loss.detach(), norm.detach())
 
 
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> list[Tensor]:
-    gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
+    with without_hooks(parameters):
+        gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise InputError(NOTHING_REACHED)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient.to(parameter.dtype) / scale
         for gradient, parameter in zip(gradients, parameters, strict=True)

@@ -9,6 +9,7 @@ small batch size waits for.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit.penalty import gram
-from tacit.penalty._task import Outcome, Task
-from tacit.penalty.gradient_penalty import _check_strength, _penalised_parameters
+from tacit.penalty._refusals import sentences
+from tacit.penalty._task import Task
+from tacit.penalty.gradient_penalty import PenaltyRecord, _penalised_parameters
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -30,7 +32,8 @@ class FactoredSGD(torch.optim.Optimizer):
     and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
     optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
 
-    As in `torch.optim.SGD`, weight decay acts on the update and is not part of the penalised norm.
+    As in `torch.optim.SGD`, weight decay acts on the update and is not part of the penalised norm. Whatever works on
+    `.grad` (clipping, gradient scaling, hooks, DistributedDataParallel) has nothing to work on here.
 
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
@@ -39,25 +42,37 @@ class FactoredSGD(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, lr: float, *, strength: float = 0.0, weight_decay: float = 0.0) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise InputError(f"{name}={value!r}; expected a finite number that is not negative.")
-        _check_strength(strength)
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("strength", strength)):
+            _check_number(name, value)
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise InputError(
+                "the model is a DistributedDataParallel, which synchronises gradients that FactoredSGD never forms. "
+                "Use GradientPenalty with torch.optim.SGD."
+            )
         self.model = model
         self.named = _penalised_parameters(model, ())
-        self.last: Outcome | None = None
+        self.last: PenaltyRecord | None = None
         super().__init__(
             list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
         )
 
-    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
+            raise InputError("FactoredSGD has one parameter group, the model's; a second one cannot be added.")
+        super().add_param_group(param_group)
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
         """One update; returns the minibatch loss Ĉ before it, detached."""
-        if closure is None:
+        if not callable(closure):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         group: dict[str, Any] = self.param_groups[0]
+        for name in ("lr", "weight_decay", "strength"):
+            _check_number(name, group[name])
         self.zero_grad(set_to_none=True)
-        task = Task(self.model, self.named, (closure,), strength=group["strength"])
-        outcome, sites = gram.run(task, keep_factors=True)
+        options = {"check_sites": self.last is None}
+        task = Task(self.model, self.named, (closure,), strength=float(group["strength"]), options=options)
+        with torch.enable_grad(), sentences():
+            outcome, sites = gram.run(task, keep_factors=True)
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
         by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
         for site in sites:
@@ -72,5 +87,12 @@ class FactoredSGD(torch.optim.Optimizer):
                     if shrink != 1 and id(parameter) not in by_weight:  # a tied weight has shrunk above
                         parameter.mul_(shrink)
                     parameter.add_(parameter.grad, alpha=-rate)
-        self.last = outcome
+        norm = outcome.gradient_squared_norm if task.strength else None
+        self.last = PenaltyRecord(outcome.loss, task.strength, "gram", norm)
         return outcome.loss
+
+
+def _check_number(name: str, value: Any) -> None:
+    number = isinstance(value, (numbers.Real, Tensor)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise InputError(f"{name}={value!r}; expected a finite number that is not negative.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import math
+import numbers
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from tacit._errors import InputError
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
+from tacit.penalty._refusals import sentences
 from tacit.penalty._task import Outcome, Task
 from tacit.penalty.registry import choose, fastest_exact
 
@@ -51,7 +54,8 @@ class GradientPenalty:
 
     `strength` is λ in the paper's units: λ = ε is what SGD with learning rate ε does by itself, and SGD with rate ε
     on C_mod follows C + (λ+ε) C_reg. It is a number or a function of the step, and never follows the learning rate by
-    itself. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
+    itself. Steps are calls of `backward`: when k calls accumulate one update, a schedule counts all of them. The
+    optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
     - `method`: `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`; `auto` is the
       fastest exact one for the model and is replaced by its name in the attribute `method`.
@@ -85,13 +89,14 @@ class GradientPenalty:
         generators: Iterable[torch.Generator] = (),
     ) -> None:
         self.model = model
-        self.parameters = _penalised_parameters(model, exclude)
+        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        self.parameters = _penalised_parameters(model, self.exclude)
         self.method = (fastest_exact(model) if method == "auto" else choose(method)).name
         _check_strength(strength)
-        if micro_batch_size is not None and micro_batch_size < 1:
-            raise InputError(f"micro_batch_size={micro_batch_size}; expected at least 1.")
-        if every < 1:
-            raise InputError(f"every={every}; expected at least 1.")
+        if micro_batch_size is not None:
+            _check_count("micro_batch_size", micro_batch_size, least=1)
+        _check_count("every", every, least=1)
+        _check_count("check_every", check_every, least=0)
         if probability is not None and not 0 < probability <= 1:
             raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
         if probability is not None and every != 1:
@@ -99,6 +104,9 @@ class GradientPenalty:
         self.strength, self.micro_batch_size = strength, micro_batch_size
         self.every, self.probability = every, probability
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
+        strangers = [item for item in self.generators if not isinstance(item, torch.Generator)]
+        if strangers:
+            raise InputError(f"generators holds a {type(strangers[0]).__name__}; expected torch.Generator objects.")
         self.steps = 0
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
@@ -117,7 +125,8 @@ class GradientPenalty:
         """Adds weight · ∇(Ĉ + (λ/4)‖∇Ĉ‖²) to `.grad`, as `backward` would, and returns Ĉ, detached.
 
         `closure` computes the mean loss of the minibatch, without calling backward. Given `batch` tensors it is called
-        with them, or with equal slices of them along the first axis when there is a `micro_batch_size`.
+        with them, or with equal slices of them along the first axis when there is a `micro_batch_size`. The objective
+        that `.grad` belongs to is the returned loss plus `last.penalty`, should a line search ask.
 
         `second_view` computes the loss of the same minibatch under an independent augmentation. The objective is then
         ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩, an unbiased estimate of the penalty on the augmentation-averaged gradient, which
@@ -127,6 +136,15 @@ class GradientPenalty:
         itself would divide the penalty by k². With a GradScaler pass it as `scaler`: gradients come out scaled as after
         `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
         """
+        if not callable(closure):
+            raise InputError(
+                f"backward got a {type(closure).__name__}; expected a function that computes the loss, "
+                "such as lambda: loss_fn(model(inputs), targets)."
+            )
+        if not math.isfinite(weight):
+            raise InputError(f"weight={weight}; expected a finite number.")
+        self.parameters = _penalised_parameters(self.model, self.exclude)  # layers may have been frozen or replaced
+        method = choose(self.method)
         strength = self._strength_now()
         check = self.steps % self.check_every == 0 if self.check_every else False
         scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
@@ -141,18 +159,21 @@ class GradientPenalty:
                 parameters=self.parameters,
                 closures=(first,) if second_view is None else (first, second_view),
                 strength=strength,
+                exact=method.exact or strength == 0,
                 weight=weight / len(pieces),
                 scale=scale,
                 generators=self.generators,
-                options={"central": self.central, "check": check},
+                options={"central": self.central, "check": check, "check_sites": self.last is None},
             )
-            outcomes.append(_plain(task) if strength == 0 else choose(self.method).backward(task))
+            with torch.enable_grad(), sentences():
+                outcomes.append(_plain(task) if strength == 0 else method.backward(task))
         self.steps += 1
         return self._record(outcomes, strength)
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
-        return gram.plan(Task(self.model, self.parameters, (closure,), strength=1.0))
+        with torch.enable_grad(), sentences():
+            return gram.plan(Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators))
 
     def state_dict(self) -> dict[str, Any]:
         """The step count and the state of the coin for `probability`: what a resumed run needs."""
@@ -166,6 +187,7 @@ class GradientPenalty:
         """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others."""
         strength = self.strength(self.steps) if callable(self.strength) else self.strength
         _check_strength(strength)
+        strength = float(strength)
         if self.probability is not None:
             heads = torch.rand((), generator=self._coin).item() < self.probability
             return strength / self.probability if heads else 0.0
@@ -221,10 +243,15 @@ def _plain(task: Task) -> Outcome:
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
 
 
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name}={value!r}; expected a whole number of at least {least}.")
+
+
 def _check_strength(strength: Any) -> None:
     if callable(strength):
         return
-    if isinstance(strength, bool) or not isinstance(strength, (int, float)):
+    if isinstance(strength, bool) or not isinstance(strength, numbers.Real):
         raise InputError(f"strength={strength!r}; expected a number or a function of the step.")
     if not math.isfinite(strength) or strength < 0:
         raise InputError(f"strength={strength}; expected a finite number that is not negative.")
@@ -236,15 +263,19 @@ def _penalised_parameters(model: nn.Module, exclude: Iterable[str]) -> dict[str,
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in trainable.values()):
+        raise InputError("the model has lazy parameters without a shape; run one forward pass first.")
     sharded = [name for name, parameter in trainable.items() if type(parameter.data).__name__ == "DTensor"]
     if sharded:
         raise InputError(
             f"parameter {sharded[0]!r} is sharded (FSDP); the penalty needs whole parameters. "
             "Use DistributedDataParallel."
         )
-    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    patterns = list(exclude)
     left_out: set[str] = set()
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(f"exclude holds {pattern!r}; expected names or patterns of parameters.")
         matched = set(fnmatch.filter(trainable, pattern))
         if not matched:
             raise InputError(

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tacit._errors import InputError
 from tacit._tree import total
 from tacit.penalty._capture import Capture, leaf_uses
+from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._sites import LinearSite, Site
 from tacit.penalty._squared_norms import bias_squared_norm, uses_gram, weight_squared_norm
-from tacit.penalty._task import Closure, Outcome, Task, second_derivatives
+from tacit.penalty._state import RandomState, second_pass, without_hooks
+from tacit.penalty._task import Closure, Outcome, Task
 
 
 @dataclass
@@ -45,12 +48,14 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     device = next(iter(task.parameters.values())).device.type
     views = [_capture(task, closure) for closure in task.closures]
     parameters = list(task.parameters.values())
-    with second_derivatives(), torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False):
         norm = torch.zeros_like(views[0].loss)
         if task.strength:  # without a penalty one backward pass is enough, and sites need no D
             for view in views:
                 _inner_pass(view, parameters, task.scale)
             norm = _inner_product(views, parameters) / task.scale**2
+            if task.options.get("check_sites") and len(views) == 1:
+                _check(views[0], parameters, norm.detach())
         loss = torch.stack([view.loss for view in views]).mean()
         sites = [site for view in views for site in view.sites]
         factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
@@ -62,12 +67,30 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
 
 
+def _check(view: View, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+    """‖∇Ĉ‖² from the sites against that of a plain backward pass: a use that no site saw cannot go unnoticed."""
+    for site in view.sites:
+        site.ordinary = lambda: True
+    with without_hooks(parameters):
+        gradients = torch.autograd.grad(view.loss, parameters, retain_graph=True, allow_unused=True)
+    for site in view.sites:
+        site.ordinary = lambda: False
+    plain = total(gradient.detach().float().square().sum() for gradient in gradients if gradient is not None)
+    if not torch.isclose(norm.float(), plain, rtol=0.02):  # two roundings of half precision; a missed use is larger
+        raise InputError(
+            f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass {plain.item():.6g}; "
+            "some use of a parameter was not seen. Use method='double_backward'."
+        )
+
+
 def plan(task: Task) -> dict[str, str]:
     """How each parameter's part of ‖∇Ĉ‖² is computed: `gram`, `factors` (direct) or `gradient`; runs the closure."""
     device = next(iter(task.parameters.values())).device.type
-    view = _capture(task, task.closures[0])
-    with second_derivatives(), torch.autocast(device, enabled=False):
-        _inner_pass(view, list(task.parameters.values()), task.scale)
+    start = RandomState.now(task.model, task.generators)
+    with second_pass(task.model, start, task.generators):  # a look, not a step: buffers and generators come back
+        view = _capture(task, task.closures[0])
+        with torch.autocast(device, enabled=False):
+            _inner_pass(view, list(task.parameters.values()), task.scale)
     made = {}
     for name, parameter in task.parameters.items():
         reached = [site for site in view.sites if site.output_gradient is not None]
@@ -115,7 +138,8 @@ def _inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) ->
     known = {id(site.weight) for site in view.sites if not site.weight_by_autograd}
     known |= {id(site.bias) for site in view.sites if not site.bias_by_autograd}
     asked = [parameter for parameter in parameters if id(parameter) not in known]
-    gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *asked], create_graph=True, allow_unused=True)
+    with without_hooks(asked):
+        gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *asked], create_graph=True, allow_unused=True)
     for parameter, gradient in zip(asked, gradients[1:], strict=True):
         if gradient is not None:
             view.gradients[id(parameter)] = gradient
@@ -142,7 +166,7 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
                 by_weight.setdefault(id(site.weight), []).append(site)
             if site.bias is not None and id(site.bias) in wanted and not site.bias_by_autograd:
                 by_bias.setdefault(id(site.bias), []).append(site)
-    terms = []
+    terms: list[Tensor] = []
     for sites in by_weight.values():
         bias = sites[0].bias
         rides_along = bias is not None and by_bias.get(id(bias)) == sites
@@ -154,6 +178,8 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
         gradients = [view.gradients[id(parameter)] for view in views if id(parameter) in view.gradients]
         if gradients:
             terms.append(sum(gradients[1:], gradients[0]).square().sum())
+    if not terms:
+        raise InputError(NOTHING_REACHED)
     return total(term.to(terms[0].dtype) for term in terms)
 
 

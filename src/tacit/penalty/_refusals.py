@@ -1,0 +1,75 @@
+"""Models and closures that a method cannot handle, found in the graph or in PyTorch's own error, as sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from tacit._errors import InputError
+from tacit.penalty._capture import graph_nodes
+
+NOTHING_REACHED = (
+    "the loss depends on none of the penalised parameters; expected a closure that runs the model given to the penalty."
+)
+_NO_SECOND = (
+    "{}, which has no second derivative in PyTorch; the exact penalty needs one. {} method='finite_difference'."
+)
+_NO_FORWARD = "{}; forward_over_reverse cannot run it. Use method='gram' or 'double_backward'."
+_REENTRANT = (
+    "the model uses re-entrant checkpointing, which hides parameters from autograd.grad; "
+    "pass use_reentrant=False to torch.utils.checkpoint."
+)
+
+# Pattern in PyTorch's message → sentence; groups of the pattern are put in.
+_MESSAGES = [
+    (r"derivative for aten::_scaled_dot_product\w+ is not implemented",
+     _NO_SECOND.format("the model uses fused scaled_dot_product_attention",
+                       "Run the step under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or use")),
+    (r"derivative for (\S+) is not implemented", _NO_SECOND.format("the model uses {0}", "Use")),
+    (r"aot_autograd does not currently support double backward",
+     _NO_SECOND.format("the model went through torch.compile", "Pass the uncompiled model, or use")),
+    (r"differentiate twice a function that was marked\s+with @once_differentiable",
+     _NO_SECOND.format("the model uses an autograd.Function marked once_differentiable", "Use")),
+    (r"cudnn.*(?:RNN|rnn).*double", _NO_SECOND.format("the model uses a cuDNN recurrent layer",
+                                                       "Disable cuDNN for it, or use")),
+    (r"[Cc]heckpoint\w* is (?:not compatible|incompatible) with \.grad\(\)", _REENTRANT),
+    (r"Trying to use forward AD with (\S+) that does not support it",
+     _NO_FORWARD.format("{0} has no forward derivative in PyTorch")),
+    (r"must override the setup_context", _NO_FORWARD.format(
+        "the model has an autograd.Function, or a full backward hook, that torch.func does not take")),
+    (r"saved tensor hooks", _NO_FORWARD.format("the model uses checkpointing or saved-tensor hooks")),
+    (r"backward through the graph a second time",
+     "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward pass "
+     "itself and does not call backward. Return the loss and leave backward to the penalty."),
+]  # fmt: skip
+
+# Nodes of the autograd graph whose second derivative is known to be wrong in PyTorch, not merely missing.
+_WRONG = {"WeightNormInterfaceBackward0": "weight_norm"}
+
+
+def refuse_wrong_graphs(loss: Tensor, *, exact: bool) -> None:
+    """Re-entrant checkpointing leaves parameters out silently; weight_norm has a wrong second derivative."""
+    for node in graph_nodes(loss):
+        if node.name() == "CheckpointFunctionBackward":
+            raise InputError(_REENTRANT)
+        if exact and node.name() in _WRONG:
+            raise InputError(
+                f"the model uses {_WRONG[node.name()]}, whose second derivative in PyTorch is wrong; the exact penalty "
+                "needs it. Remove it, or use method='finite_difference'."
+            )
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turns PyTorch's errors about missing derivatives and used-up graphs into sentences that name the cause."""
+    try:
+        yield
+    except RuntimeError as error:  # NotImplementedError is one
+        for pattern, sentence in _MESSAGES:
+            found = re.search(pattern, str(error))
+            if found:
+                raise InputError(sentence.format(*found.groups())) from error
+        raise
