@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from worlds import bump, paper_world, sde_world
 
 from tacit.report import CATALOGUE, Report, build_report, read_parts
-from tacit.report.verdict import above, below, both, within
+from tacit.report.verdict import Verdict, above, below, both, within
 from tacit.studies.spec import RunSpec
 from tacit.studies.summary import Interval, ensemble
 
@@ -29,10 +30,14 @@ def sde(make_world: Maker) -> Report:
     return build_report(read_parts([make_world(sde_world)]))
 
 
-def outcome(report: Report, id: str) -> str:
+def verdict_of(report: Report, id: str) -> Verdict:
     found = next(figure for figure in report.figures if figure.id == id)
     assert found.verdict is not None
-    return found.verdict.outcome
+    return found.verdict
+
+
+def outcome(report: Report, id: str) -> str:
+    return verdict_of(report, id).outcome
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -113,6 +118,69 @@ def test_orders_that_differ_are_seen(make_world: Maker) -> None:
 
     found = build_report(read_parts([make_world(ordered, only=("rates", "orders"))]))
     assert outcome(found, "orders") == "disagrees"
+
+
+def test_an_n_in_the_middle_that_differs_contradicts_7c(make_world: Maker) -> None:
+    def middle(run: RunSpec) -> float:
+        return paper_world(run) - (0.06 if run.inner_steps == 4 else 0.0)
+
+    found = build_report(read_parts([make_world(middle, only=("inner-steps-constant",))]))
+    assert outcome(found, "7c") == "disagrees"
+
+
+def test_an_optimum_at_the_end_of_the_grid_leaves_1b_undecided(make_world: Maker) -> None:
+    def rising(run: RunSpec) -> float:
+        return 0.5 + 0.01 * math.log2(run.learning_rate + run.strength)
+
+    found = build_report(read_parts([make_world(rising, only=("rates", "strengths"))]))
+    assert outcome(found, "1b") == "undecided"
+    assert "the best ε and λ" in verdict_of(found, "1b").seen
+
+
+# -- rows that do not belong together ---------------------------------------------------------------------------------
+def changed(report: Report, id: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Report:
+    """The report of the same parts after `change` was applied to every spec."""
+    parts = [replace(part, rows=[{**row, "spec": change(row["spec"])} for row in part.rows]) for part in report.parts]
+    return build_report(parts, only=[id])
+
+
+@pytest.mark.parametrize("id", [id for id in CATALOGUE])
+def test_runs_of_another_setting_are_not_taken_for_seeds(paper: Report, id: str) -> None:
+    found = changed(paper, id, lambda spec: {**spec, "width": 32} if spec["seed"] == 1 else spec)
+    assert found.figures == ()
+    assert "differ in width: 32, 64" in found.absent[id]
+
+
+@pytest.mark.parametrize(("id", "key", "value"), [
+    ("4a", "schedule", "constant"), ("4b", "schedule", "constant"), ("4c", "schedule", "constant"),
+    ("7a", "schedule", "paper_decay"), ("7b", "schedule", "paper_decay"), ("7c", "schedule", "paper_decay"),
+    ("6a", "weight_decay", 0.5), ("6b", "weight_decay", 0.5), ("6c", "weight_decay", 0.5),
+    ("1b", "order", "fixed"), ("2a", "order", "fixed"), ("2b", "schedule", "paper_decay"), ("3a", "order", "fixed"),
+    ("3b", "inner_steps", 2), ("5a", "order", "fixed"), ("orders", "schedule", "paper_decay"),
+])  # fmt: skip
+def test_a_figure_refuses_runs_of_another_protocol(paper: Report, id: str, key: str, value: object) -> None:
+    assert f"needs runs with {key} = " in changed(paper, id, lambda spec: {**spec, key: value}).absent[id]
+
+
+def test_a_seed_that_is_there_twice_is_not_two_runs(paper: Report) -> None:
+    found = changed(paper, "2a", lambda spec: {**spec, "seed": min(spec["seed"], 1)})
+    assert "seed 1 is there twice" in found.absent["2a"]
+
+
+def test_epochs_and_updates_of_equal_length_are_alike(paper: Report) -> None:
+    def in_updates(spec: dict[str, Any]) -> dict[str, Any]:
+        return {**spec, "epochs": None, "updates": 25600} if spec["seed"] == 1 else spec
+
+    assert changed(paper, "2a", in_updates).absent == {}
+
+
+def test_one_point_with_a_single_run_leaves_the_figure_its_number(paper: Report) -> None:
+    parts = [
+        replace(part, rows=[r for r in part.rows if r["spec"]["learning_rate"] != 2**-2 or r["spec"]["seed"] == 0])
+        for part in paper.parts
+    ]
+    found = build_report(parts)
+    assert [outcome(found, id) for id in ("1b", "2a", "3a", "6a")] == ["agrees"] * 4
 
 
 def test_noise_is_rarely_taken_for_a_gain() -> None:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tacit.report import verdict as rules
 from tacit.report.figure import Curve, Figure, Panel, caption, score_curve
-from tacit.report.selection import VARIABLES, MissingRowsError, Source, Variable, small_rate
+from tacit.report.selection import (
+    APPENDIX_D,
+    SGD,
+    VARIABLES,
+    MissingRowsError,
+    Source,
+    Variable,
+    alike,
+    epochs_of,
+    planned_updates,
+    small_rate,
+)
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, below, both
 from tacit.studies.collapse import Collapse, collapse
@@ -76,9 +88,10 @@ def collapse_figure(
     )
     x, rival = question.x.symbol, question.rival.symbol
     seen = (
-        f"On {found.points} points, {x} explains {found.score.text(2)} of the variation between curves and {rival} "
-        f"{found.rival_score.text(2)} (1 is a perfect collapse); at equal {x} a curve lies "
-        f"{100 * found.gap.value:.1f} points from the others, at equal {rival} {100 * found.rival_gap.value:.1f}."
+        f"On {found.points} points, the other curves at equal {x} predict a share {found.score.text(2)} of the total "
+        f"variation, those at equal {rival} {found.rival_score.text(2)} (1 is a perfect collapse); at equal {x} a "
+        f"curve lies {100 * found.gap.value:.1f} points from the others, at equal {rival} "
+        f"{100 * found.rival_gap.value:.1f}."
     )
     if by == "score":
         verdict = Verdict(
@@ -109,7 +122,7 @@ def figure_3a(source: Source) -> Figure:
         "3a",
         "Batch sizes collapse on ε/B",
         source,
-        source.where(strength=0.0),
+        _plain(source, SGD),
         RATES,
         by="score",
         claim="Different batch sizes reach the same test accuracy when ε/B is the same and B is not too large.",
@@ -122,7 +135,7 @@ def figure_3b(source: Source) -> Figure:
         "3b",
         "Batch sizes collapse on λ/B",
         source,
-        _penalized(source),
+        _penalized(source, SGD),
         STRENGTHS,
         by="score",
         claim="At a small learning rate, different batch sizes reach the same test accuracy when λ/B is the same.",
@@ -135,7 +148,7 @@ def figure_6b(source: Source) -> Figure:
         "6b",
         "Batch sizes and ε/B, appendix D",
         source,
-        source.where(strength=0.0),
+        _plain(source, APPENDIX_D),
         RATES,
         by="gap",
         claim="An MLP reaches similar accuracies at different batch sizes when ε/B is the same.",
@@ -148,7 +161,7 @@ def figure_6c(source: Source) -> Figure:
         "6c",
         "Batch sizes and λ/B, appendix D",
         source,
-        _penalized(source),
+        _penalized(source, APPENDIX_D),
         STRENGTHS,
         by="gap",
         claim="An MLP reaches similar accuracies at different batch sizes when λ/B is the same (smaller batches "
@@ -157,13 +170,38 @@ def figure_6c(source: Source) -> Figure:
     )
 
 
-def _penalized(source: Source) -> list[Row]:
-    return source.where(strength=lambda value: value > 0, learning_rate=small_rate(source.rows))
+def _plain(source: Source, protocol: dict[str, Any]) -> list[Row]:
+    return alike(source.where(strength=0.0), varying=("learning_rate", "batch_size"), **protocol)
+
+
+def _penalized(source: Source, protocol: dict[str, Any]) -> list[Row]:
+    rows = source.where(strength=lambda value: value > 0, learning_rate=small_rate(source.rows))
+    return alike(rows, varying=("strength", "batch_size"), length="updates", **protocol)
+
+
+def at_epochs(source: Source, protocol: dict[str, Any]) -> tuple[list[Row], str]:
+    """Runs of n-step SGD of one number of epochs, and that number in words."""
+    wanted = source.options.get("epochs")
+    rows = [row for row in source.rows if wanted is None or epochs_of(row) == wanted]
+    alike(rows, varying=N_STEP, **protocol)
+    return rows, f"{epochs_of(rows[0]):g} epochs" if rows else ""
+
+
+def at_updates(source: Source, protocol: dict[str, Any]) -> tuple[list[Row], str]:
+    """Runs of n-step SGD of one number of updates, and that number in words."""
+    wanted = source.options.get("updates")
+    rows = [row for row in source.rows if wanted is None or planned_updates(row) == wanted]
+    alike(rows, varying=N_STEP, length="updates", **protocol)
+    return rows, f"{planned_updates(rows[0])} parameter updates" if rows else ""
+
+
+N_STEP = ("learning_rate", "inner_steps")
+DECAY: dict[str, Any] = {"order": "shuffled", "schedule": "paper_decay", "strength": 0.0}
+CONSTANT: dict[str, Any] = {**DECAY, "schedule": "constant", "model": "mlp", "weight_decay": 0.0}
 
 
 def figure_7a(source: Source) -> Figure:
-    epochs = source.options.get("epochs")
-    rows = source.where(epochs=epochs) if epochs is not None else list(source.rows)
+    rows, length = at_epochs(source, CONSTANT)
     return collapse_figure(
         "7a",
         "n-step SGD collapses on α, fixed epochs",
@@ -172,13 +210,12 @@ def figure_7a(source: Source) -> Figure:
         BARE,
         by="score",
         claim="With n updates per minibatch and fixed epochs, test accuracy depends on the bare rate α, not on nα.",
-        says=f"n-step SGD at a constant rate for {epochs} epochs, against α and against nα.",
+        says=f"n-step SGD at a constant rate for {length}, against α and against nα.",
     )
 
 
 def figure_7b(source: Source) -> Figure:
-    updates = source.options.get("updates")
-    rows = [row for row in source.rows if row["updates"] == updates or updates is None or _planned(row) == updates]
+    rows, length = at_updates(source, CONSTANT)
     return collapse_figure(
         "7b",
         "n-step SGD collapses on α, fixed updates",
@@ -187,13 +224,5 @@ def figure_7b(source: Source) -> Figure:
         BARE,
         by="score",
         claim="With n updates per minibatch and a fixed number of them in all, test accuracy depends on α, not on nα.",
-        says=f"n-step SGD at a constant rate for {updates} parameter updates, against α and against nα.",
+        says=f"n-step SGD at a constant rate for {length}, against α and against nα.",
     )
-
-
-def _planned(row: Row) -> int:
-    """Updates the run was to make: a diverged run has made fewer."""
-    spec = row["spec"]
-    if spec["updates"] is not None:
-        return int(spec["updates"])
-    return int(spec["epochs"] * (spec["train_size"] // spec["batch_size"]) * spec["inner_steps"])

@@ -162,9 +162,8 @@ def relocated(curve: Curve, x: Callable[[float], float]) -> Curve:
 def caption(source: Source, rows: Sequence[Row], *, says: str, pale: bool = False, lines: bool = False) -> str:
     """What is drawn, how many runs, which were left out."""
     diverged = sum(row["status"] != "finished" for row in rows)
-    seeds = len({row["spec"]["seed"] for row in rows})
     left_out = sum(max(0, len(cell) - source.best) for cell in _cells(rows))
-    runs = f"{len(rows)} runs, {seeds} seeds per point."
+    runs = f"{len(rows)} runs, {seeds_text(rows)} per point{protocol_text(rows)}."
     if lines:
         means = "Thick lines are means of all runs, bands their 95 % bootstrap intervals, thin lines single runs."
     else:
@@ -175,6 +174,27 @@ def caption(source: Source, rows: Sequence[Row], *, says: str, pale: bool = Fals
     failed = f" {diverged} runs diverged and count with what they reached before." if diverged else " No run diverged."
     faint = " Pale points end below 90 % training accuracy and do not count in the number." if pale else ""
     return f"{says} {runs} {means}{failed}{faint}"
+
+
+def seeds_text(rows: Sequence[Row]) -> str:
+    """How many seeds a point has: a range when points differ, as in unfinished studies."""
+    counts = [len(cell) for cell in _cells(rows)] or [0]
+    fewest, most = min(counts), max(counts)
+    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+
+
+PROTOCOL = {
+    ("schedule", "constant"): "constant rate",
+    ("schedule", "paper_decay"): "rate constant for half of the run, then halved every tenth",
+    ("order", "shuffled"): "shuffled every epoch",
+    ("weight_decay", 0.0): "no weight decay",
+}
+
+
+def protocol_text(rows: Sequence[Row]) -> str:
+    """What all runs have in common, as far as it has words here."""
+    words = [said for (key, value), said in PROTOCOL.items() if rows and all(row["spec"][key] == value for row in rows)]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _cells(rows: Sequence[Row]) -> list[list[Row]]:

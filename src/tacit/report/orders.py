@@ -6,7 +6,7 @@ import numpy as np
 
 from tacit.report import verdict as rules
 from tacit.report.figure import Figure, Panel, all_count, caption, percent, power, score_curve
-from tacit.report.selection import VARIABLES, MissingRowsError, Source
+from tacit.report.selection import SGD, VARIABLES, MissingRowsError, Source, alike
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Outcome, Verdict, both, points, within
 from tacit.studies.summary import Interval, ensemble, group, score_cell
@@ -23,7 +23,8 @@ ONCE_PER_EPOCH = ("mirrored", "shuffle_once", "fixed")
 
 
 def figure_orders(source: Source) -> Figure:
-    rows = source.where(strength=0.0)
+    protocol = {key: value for key, value in SGD.items() if key != "order"}
+    rows = alike(source.where(strength=0.0), varying=("learning_rate", "order"), **protocol)
     by_order = {order: found for (order,), found in group(rows, "order").items()}
     if "shuffled" not in by_order or len(by_order) < 2:
         raise MissingRowsError("needs shuffled runs and runs in another order; the rows at hand lack one of them.")

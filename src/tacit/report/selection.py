@@ -78,6 +78,61 @@ def need(rows: Sequence[Row], what: str, *, points: int = 1, key: str | None = N
     return list(rows)
 
 
+# -- what a figure states about its runs is checked -------------------------------------------------------------------
+SGD: dict[str, Any] = {"order": "shuffled", "schedule": "constant", "inner_steps": 1}
+APPENDIX_D: dict[str, Any] = {**SGD, "model": "mlp", "weight_decay": 0.0, "augmentation": "none"}
+
+
+def alike(rows: Sequence[Row], *, varying: Sequence[str], length: str | None = "epochs", **protocol: Any) -> list[Row]:
+    """The rows, or a sentence: all follow the protocol and differ in nothing but `varying` and the seed.
+
+    `length` names what has to be equal besides, epochs or updates, however the study file gave it. Without this check
+    runs of different settings would be taken for runs of different seeds.
+    """
+    for key, wanted in protocol.items():
+        others = {row["spec"][key] for row in rows} - {wanted}
+        if others:
+            raise MissingRowsError(f"needs runs with {key} = {wanted}; those at hand also have {_listed(others)}.")
+    lengths = {"epochs": epochs_of, "updates": planned_updates}
+    free = {*varying, "seed", "epochs", "updates"}
+    found = {key: {row["spec"][key] for row in rows} for key in (rows[0]["spec"] if rows else {}) if key not in free}
+    if length is not None:
+        found[length] = {lengths[length](row) for row in rows}
+    for key, values in found.items():
+        if len(values) > 1:
+            raise MissingRowsError(
+                f"needs runs that differ in {', '.join(varying)} and seed alone; those at hand also differ in "
+                f"{key}: {_listed(values)}."
+            )
+    seen: set[tuple[Any, ...]] = set()
+    for row in rows:
+        place = (*[row["spec"][key] for key in varying], epochs_of(row), row["spec"]["seed"])
+        if place in seen:
+            raise MissingRowsError(f"needs each seed once per grid point; seed {row['spec']['seed']} is there twice.")
+        seen.add(place)
+    return list(rows)
+
+
+def _listed(values: set[Any]) -> str:
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in sorted(values, key=str))
+
+
+def planned_updates(row: Row) -> int:
+    """Updates the run was to make: a diverged run has made fewer."""
+    spec = row["spec"]
+    if spec["updates"] is not None:
+        return int(spec["updates"])
+    return int(spec["epochs"] * (spec["train_size"] // spec["batch_size"]) * spec["inner_steps"])
+
+
+def epochs_of(row: Row) -> float:
+    """Epochs the run was to make, also when its length was given in updates."""
+    spec = row["spec"]
+    if spec["epochs"] is not None:
+        return float(spec["epochs"])
+    return float(spec["updates"] / (spec["train_size"] // spec["batch_size"]) / spec["inner_steps"])
+
+
 def learned(rows: Sequence[Row]) -> bool:
     """Whether the runs of one point end up knowing their training set: mean final training accuracy at least 90 %.
 

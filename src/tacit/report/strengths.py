@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from tacit.report.figure import (
     percent,
     power,
     score_curve,
+    seeds_text,
     share,
 )
-from tacit.report.selection import VARIABLES, Source, need, small_rate
+from tacit.report.selection import APPENDIX_D, SGD, VARIABLES, Source, alike, need, small_rate
 from tacit.report.verdict import Verdict, above, below, both, points, within
 from tacit.studies.spec import number
 from tacit.studies.summary import (
@@ -59,7 +61,7 @@ class Sweeps:
         return [*self.rates, *self.strengths]
 
 
-def sweeps(source: Source) -> Sweeps:
+def sweeps(source: Source, **protocol: Any) -> Sweeps:
     small = small_rate(source.rows)
     rates = need(source.where(strength=0.0), "learning rates at λ = 0", points=3, key="learning_rate")
     strengths = need(
@@ -69,6 +71,7 @@ def sweeps(source: Source) -> Sweeps:
         key="strength",
     )
     baseline = need(source.where(strength=0.0, learning_rate=small), f"the rate {power(small)} at λ = 0")
+    alike([*rates, *strengths], varying=("learning_rate", "strength"), **(protocol or SGD))
     return Sweeps(source, rates, strengths, baseline, small)
 
 
@@ -118,6 +121,7 @@ def figure_1a(source: Source) -> Figure:
     )
     plain = need(source.where(strength=0.0, learning_rate=small), f"runs at ε = {power(small)}, λ = 0")
     penalized = need(source.where(strength=strength, learning_rate=small), f"runs at λ = {power(strength)}")
+    rows = alike([*plain, *penalized], varying=("strength",), **SGD)
     cells = ensemble([score_cell(penalized, source.score), score_cell(plain, source.score)], best=source.best)
     gain = cells.difference(0, 1)
     panel = Panel(
@@ -129,7 +133,6 @@ def figure_1a(source: Source) -> Figure:
         "test accuracy",
         x_scale="linear",
     )
-    rows = [*plain, *penalized]
     verdict = Verdict(
         claim="At a small learning rate, adding the regularizer to the loss raises the test accuracy.",
         seen=f"At ε = {power(small)} the highest test accuracy is {percent(cells.observed[0])} with "
@@ -139,7 +142,10 @@ def figure_1a(source: Source) -> Figure:
         rule=f"agrees if the whole interval lies above {100 * rules.MATERIAL:.0f} point",
         outcome=above(gain, rules.MATERIAL),
     )
-    says = f"Test accuracy during training at ε = {power(small)}, with and without an explicit penalty."
+    short = sum(is_short(row, group_) for group_ in (plain, penalized) for row in group_)
+    says = f"Test accuracy during training at ε = {power(small)}, with and without an explicit penalty." + (
+        f" {short} runs diverged on the way: drawn as far as they got, left out of the thick line." if short else ""
+    )
     return figure(
         "1a",
         "Convergence with and without the penalty",
@@ -148,6 +154,11 @@ def figure_1a(source: Source) -> Figure:
         caption(source, rows, says=says, lines=True),
         rows,
     )
+
+
+def is_short(row: Row, rows: list[Row]) -> bool:
+    """Whether the run has fewer evaluations than others: it diverged on the way."""
+    return len(row["history"]["epochs"]) < max(len(other["history"]["epochs"]) for other in rows)
 
 
 def trace(rows: list[Row], *, label: str, colour: str) -> Curve:
@@ -181,11 +192,13 @@ def figure_1b(source: Source) -> Figure:
         seen=f"Test accuracy peaks at ε = {exponent_text(best_rate.location.value)} "
         f"({percent(best_rate.score.value)}) and at λ = {exponent_text(best_strength.location.value)} "
         f"({percent(best_strength.score.value)}); λ = 0 at the small rate gives "
-        f"{percent(dotted.points[0].summary.value)}.",
+        f"{percent(dotted.points[0].summary.value)}."
+        + rules.edge_note({"ε": best_rate.at_edge, "λ": best_strength.at_edge}),
         number=ratio,
         unit="= log₂(best λ / best ε)",
-        rule="agrees if the whole interval lies in ±1: one step of the grid of powers of two",
-        outcome=within(ratio, rules.SAME_FACTOR),
+        rule="agrees if the whole interval lies in ±1: one step of the grid of powers of two; undecided if a best "
+        "value is at an end of its grid",
+        outcome="undecided" if best_rate.at_edge or best_strength.at_edge else within(ratio, rules.SAME_FACTOR),
     )
     says = (
         f"First: test accuracy against ε at λ = 0, and against λ at ε = {power(found.small_rate)}. "
@@ -248,14 +261,14 @@ def log_fall(curve: Curve, at: float, base: Curve, base_at: float) -> Interval:
 
 def caption_of_all(source: Source, rows: list[Row], says: str) -> str:
     diverged = sum(row["status"] != "finished" for row in rows)
-    seeds = len({row["spec"]["seed"] for row in rows})
     left = f"{diverged} runs diverged and are left out." if diverged else "No run is left out."
-    return f"{says} {len(rows)} runs, {seeds} seeds per point. Points are runs, bands 95 % bootstrap intervals. {left}"
+    runs = f"{len(rows)} runs, {seeds_text(rows)} per point."
+    return f"{says} {runs} Points are runs, bands 95 % bootstrap intervals. {left}"
 
 
 # -- 6a ---------------------------------------------------------------------------------------------------------------
 def figure_6a(source: Source) -> Figure:
-    found = sweeps(source)
+    found = sweeps(source, **APPENDIX_D)
     rates, strengths = rate_curve(found), strength_curve(found)
     best_rate, best_strength = optima(found)
     small, count = rates.x.index(found.small_rate), len(rates.x)
@@ -276,11 +289,13 @@ def figure_6a(source: Source) -> Figure:
         seen=f"Above the small rate's {percent(dotted.points[0].summary.value)}, the learning rate gains "
         f"{100 * (best_rate.score.value - dotted.points[0].summary.value):.1f} points and the strength "
         f"{100 * (best_strength.score.value - dotted.points[0].summary.value):.1f}; the best values differ by a factor "
-        f"{2 ** abs(best_strength.location.value - best_rate.location.value):g}.",
+        f"{2 ** abs(best_strength.location.value - best_rate.location.value):g}."
+        + rules.edge_note({"ε": best_rate.at_edge, "λ": best_strength.at_edge}),
         number=ratio,
         unit="= gain by λ over gain by ε",
         digits=2,
-        rule=f"agrees if the whole interval lies above {rules.RECOVERS}",
+        rule=f"agrees if the whole interval lies above {rules.RECOVERS}; both best points are chosen on the same runs, "
+        "which favours both gains",
         outcome=above(ratio, rules.RECOVERS),
     )
     says = (
