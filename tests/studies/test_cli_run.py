@@ -15,6 +15,8 @@ from tacit import cli
 from tacit.studies.packing import pack
 from tacit.studies.progress import Display
 from tacit.studies.runner import Plan, run
+from tacit.studies.stopping import Terminated, stopped_message, terminable
+from tacit.studies.store import StudyFolder
 from tacit.studies.study import load_study
 
 STUDY = """
@@ -67,7 +69,7 @@ def test_a_dry_run_says_how_much_and_writes_nothing(
 ) -> None:
     folder = file.parent / "out"
     assert typed(monkeypatch, "run", file, "--into", folder, "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("small: 4 runs in 1 fleet, about ")
+    assert capsys.readouterr().out.startswith("small: 4 runs in 1 fleet, ")
     assert not folder.exists()
 
 
@@ -85,23 +87,83 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_ctrl_c_says_how_to_go_on(file: Path, data: object) -> None:
-    folder = file.parent / "out"
+def started(file: Path, folder: Path) -> subprocess.Popen[str]:
     tacit = [sys.executable, "-c", "from tacit.cli import main; main()"]
-    process = subprocess.Popen(
-        [*tacit, "run", str(file), "epochs=200000", "--into", str(folder)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    )
+    words = ["run", str(file), "epochs=200000", "--into", str(folder), "--workers", "1"]
+    return subprocess.Popen([*tacit, *words], stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def wait_for(path: Path) -> None:
     end = time.monotonic() + 60
-    while not (folder / "study.json").exists() and time.monotonic() < end:
+    while not path.exists() and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("sent,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_study_says_what_is_stored_and_how_to_go_on(
+    sent: signal.Signals, code: int, file: Path, data: object
+) -> None:
+    folder = file.parent / "out"
+    process = started(file, folder)
+    (fleet,) = pack(load_study(file, overrides=["epochs=200000"]).runs)
+    wait_for(StudyFolder(folder).fleet_folder(fleet.id))  # made when the worker tells of progress
+    process.send_signal(sent)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("run the same command again to go on.\n")
+    assert process.returncode == code
+    assert err.endswith("stopped; 1 checkpoint stored: run the same command again to go on.\n")
     assert "Traceback" not in err
+    assert StudyFolder(folder).checkpoint_path(fleet.id).exists()
+
+
+def test_a_study_stopped_before_its_first_checkpoint_does_not_speak_of_one(tmp_path: Path, file: Path) -> None:
+    folder = StudyFolder(tmp_path / "out")
+    with folder.locked():
+        folder.open_for(load_study(file))
+    said = stopped_message([folder.path, tmp_path / "absent"])
+    assert said == "stopped before the first checkpoint: nothing is stored yet; run the same command again to go on."
+
+
+def test_a_handler_of_the_callers_own_is_left_alone() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with terminable():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(Terminated), terminable():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- without torch, and sizes that make no sense --------------------------------------------------------------------
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"
+
+
+@pytest.mark.parametrize("words", [("figures",), ("run", "small.toml", "--dry-run")])
+def test_this_needs_no_torch_on_a_machine_where_nothing_was_measured(words: tuple[str, ...], file: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], cwd=file.parent, capture_output=True, text=True, check=False,
+        env={**os.environ, "TACIT_CACHE": str(file.parent / "empty")},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "roughly" in ended.stdout
+
+
+@pytest.mark.parametrize("override,words", [("width=65536", "GB"), ("epochs=1000000000", "less than a year")])
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_an_absurd_size_is_refused_before_anything_is_written(
+    override: str, words: str, dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tacit.studies.estimate.machine_memory", lambda: 16e9)
+    folder = file.parent / "out"
+    more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
+    assert typed(monkeypatch, "run", file, override, *more, "--into", folder, *dry) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert not folder.exists()
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import random
 import signal
@@ -172,7 +173,10 @@ def test_a_disk_that_fills_up_is_a_sentence_and_the_study_goes_on_later(
 
 
 # -- damage -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("damage", ["truncated", "changed", "emptied", "meta gone", "rows of another fleet"])
+DAMAGES = ["truncated", "changed", "emptied", "meta gone", "rows of another fleet", "a key gone"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_rows_are_trained_again_with_a_message(
     damage: str, tmp_path: Path, data: Data, straight: dict[str, bytes]
 ) -> None:
@@ -188,6 +192,12 @@ def test_damaged_rows_are_trained_again_with_a_message(
         path.write_bytes(b"")
     elif damage == "meta gone":
         path.with_name("meta.json").unlink()
+    elif damage == "a key gone":  # with a checksum that fits: another version, or a hand
+        folder = StudyFolder(tmp_path)
+        rows = [json.loads(line) for line in text.splitlines()]
+        rows[0].pop("status")
+        with folder.locked():
+            folder.write_rows(one, rows, meta={})
     else:
         for name in ("rows.jsonl", "meta.json"):
             path.with_name(name).write_bytes((tmp_path / "fleets" / two / name).read_bytes())
@@ -257,10 +267,13 @@ def test_a_study_killed_at_a_dozen_random_moments_ends_with_the_same_bytes(
     assert rows_on_disk(folder) == long_rows
 
 
-def test_ctrl_c_stores_checkpoints_and_ends_with_130(tmp_path: Path, long_rows: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_store_checkpoints_that_the_study_goes_on_from(
+    sent: signal.Signals, tmp_path: Path, long_rows: dict[str, bytes]
+) -> None:
     process = start(tmp_path)
     wait_for(lambda: list(tmp_path.glob("fleets/*/checkpoint.safetensors")))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     assert process.wait(timeout=60) == 130
     assert len(rows_on_disk(tmp_path)) < len(long_rows)
     assert start(tmp_path).wait(timeout=120) == 0

@@ -14,11 +14,24 @@ from typing import Any
 import pytest
 
 from tacit import InputError
-from tacit.studies.store import Damage, StudyFolder, read_rows
+from tacit.studies.packing import pack
+from tacit.studies.spec import RunSpec
+from tacit.studies.status import study_status
+from tacit.studies.store import MEASURED, SERIES, Damage, StudyFolder, read_rows
 from tacit.studies.study import Study, parse_study
 
 STUDY = parse_study({"name": "s", "fixed": {"epochs": 2, "learning_rate": 0.1}, "grid": {"seed": [0, 1]}})
-ROWS = [{"run": run.hash, "status": "finished", "history": {"test_accuracy": [0.5]}} for run in STUDY.runs]
+(FLEET,) = pack(STUDY.runs)
+
+
+def row_of(run: RunSpec) -> dict[str, Any]:
+    measured = {**dict.fromkeys(MEASURED, 0.5), "diverged_at": None}
+    history = {name: [0.5] for name in SERIES}
+    return {"run": run.hash, "spec": run.model_dump(), "status": "finished", **measured, "history": history}
+
+
+ROWS = [row_of(run) for run in STUDY.runs]
+IN_FLEET = [row_of(run) for run in FLEET.runs]
 
 
 @pytest.fixture
@@ -26,7 +39,7 @@ def folder(tmp_path: Path) -> StudyFolder:
     made = StudyFolder(tmp_path / "study")
     with made.locked():
         made.open_for(STUDY)
-        made.write_rows("f1", ROWS[::-1], meta={"seconds": 1.0})
+        made.write_rows(FLEET.id, IN_FLEET, meta={"seconds": 1.0})
     return made
 
 
@@ -39,7 +52,7 @@ def test_a_stored_study_is_the_study(folder: StudyFolder) -> None:
 
 
 def test_the_checksum_of_the_rows_is_stored_beside_them(folder: StudyFolder) -> None:
-    meta = folder.meta("f1")
+    meta = folder.meta(FLEET.id)
     assert meta is not None
     assert len(meta["rows_sha256"]) == 64
     assert meta["seconds"] == 1.0
@@ -50,15 +63,58 @@ DAMAGES = [lambda text: text[:-1], lambda text: text.replace(b"0.5", b"0.6"), la
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=["truncated", "changed", "empty"])
 def test_damaged_rows_are_refused_with_a_sentence(damage: Any, folder: StudyFolder) -> None:
-    path = folder.rows_path("f1")
+    path = folder.rows_path(FLEET.id)
     path.write_bytes(damage(path.read_bytes()))
-    assert isinstance(folder.rows("f1"), Damage)
+    assert isinstance(folder.rows(FLEET.id), Damage)
     with pytest.raises(InputError, match="checksum"):
         read_rows(folder.path)
 
 
+def without(key: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
+
+
+FIRST = IN_FLEET[0]
+NOT_OURS: list[tuple[str, Any]] = [
+    *[(f"without {key}", without(key, FIRST)) for key in ("run", "spec", "status", "updates", "full_loss", "history")],
+    ("spec without a key", {**FIRST, "spec": without("order", FIRST["spec"])}),
+    ("spec of another run", {**FIRST, "spec": {**FIRST["spec"], "width": 65}}),
+    ("unknown status", {**FIRST, "status": "fine"}),
+    ("accuracy is a word", {**FIRST, "best_test_accuracy": "high"}),
+    ("history without a series", {**FIRST, "history": without("full_loss", FIRST["history"])}),
+    ("history with a word", {**FIRST, "history": {**FIRST["history"], "epochs": ["one"]}}),
+    ("not a table", [1, 2]),
+]
+
+
+@pytest.mark.parametrize("row", [row for _, row in NOT_OURS], ids=[what for what, _ in NOT_OURS])
+def test_a_row_that_is_not_ours_is_damage_even_with_its_checksum(row: Any, folder: StudyFolder) -> None:
+    with folder.locked():
+        folder.write_rows(FLEET.id, [row, *IN_FLEET[1:]], meta={})
+    with pytest.raises(InputError, match=r"in line 1.*trains that fleet again"):
+        read_rows(folder.path)
+    assert study_status(folder.path).damaged == (str(folder.rows_path(FLEET.id)),)
+
+
+@pytest.mark.parametrize("rows", [[], IN_FLEET[:1], IN_FLEET[::-1]], ids=["none", "one of two", "another order"])
+def test_rows_of_other_runs_than_the_fleets_are_damage(rows: list[Any], folder: StudyFolder) -> None:
+    with folder.locked():
+        folder.write_rows(FLEET.id, rows, meta={})
+    assert isinstance(folder.rows(FLEET.id), Damage)
+
+
+def test_a_fleet_that_has_begun_is_under_way_while_a_process_is_at_work(tmp_path: Path) -> None:
+    store = StudyFolder(tmp_path)
+    with store.locked():
+        store.open_for(STUDY)
+        assert study_status(tmp_path).fleets == {"waiting": 1}
+        store.begin(FLEET.id)
+        assert study_status(tmp_path).fleets == {"under way": 1}
+    assert study_status(tmp_path).fleets == {"waiting": 1}
+
+
 def test_rows_without_their_meta_are_refused(folder: StudyFolder) -> None:
-    (folder.fleet_folder("f1") / "meta.json").unlink()
+    (folder.fleet_folder(FLEET.id) / "meta.json").unlink()
     with pytest.raises(InputError, match=r"meta\.json"):
         read_rows(folder.path)
 
@@ -88,6 +144,15 @@ def test_a_folder_from_a_newer_version_is_refused(folder: StudyFolder) -> None:
 def test_a_damaged_study_json_is_a_sentence(content: str, folder: StudyFolder) -> None:
     (folder.path / "study.json").write_text(content)
     with pytest.raises(InputError, match=r"study\.json"):
+        read_rows(folder.path)
+
+
+@pytest.mark.parametrize("wrong", [{"name": 3}, {"fixed": {"epochs": 0}}, {"summary": {"best": 9}}])
+def test_a_study_json_that_is_no_study_comes_with_the_remedy(wrong: dict[str, Any], folder: StudyFolder) -> None:
+    path = folder.path / "study.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "study": {**stored["study"], **wrong}}))
+    with pytest.raises(InputError, match=r"remove study\.json and run the study file again"):
         read_rows(folder.path)
 
 
@@ -128,7 +193,7 @@ def test_a_disk_that_refuses_is_a_sentence_and_leaves_what_was_there(
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     refuse_with(code, monkeypatch)
     with pytest.raises(InputError, match=words):
-        folder.write_rows("f1", ROWS[:1], meta={})
+        folder.write_rows(FLEET.id, ROWS[:1], meta={})
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
@@ -143,7 +208,7 @@ def test_a_really_full_disk_is_a_sentence(folder: StudyFolder, monkeypatch: pyte
     real = open
     monkeypatch.setattr("builtins.open", lambda path, mode="r", **more: real("/dev/full", mode, **more))
     with pytest.raises(InputError, match="disk is full"):
-        folder.write_checkpoint("f1", b"x" * 10)
+        folder.write_checkpoint(FLEET.id, b"x" * 10)
 
 
 # -- one writer -------------------------------------------------------------------------------------------------------

@@ -36,10 +36,11 @@ def figures(
 
     studies = library(dataset, scale)
     plans = {name: runner.plan(study, f".none/{name}", workers=workers) for name, study in studies.items()}
+    about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
     table = Table(title=f"Figures on {dataset}, {scale}", box=None, pad_edge=False)
     for column in ("figure", "shows", "reads"):
         table.add_column(column)
-    for column in ("runs", "about"):
+    for column in ("runs", about):
         table.add_column(column, justify="right")
     for id, entry in CATALOGUE.items():
         needed = {name: study for name, study in studies.items() if id in study.figures}
@@ -52,3 +53,5 @@ def figures(
     everything = in_words(sum(plan.seconds for plan in plans.values()))
     table.add_row("all", "everything above; shared runs are trained once", "", str(total), everything)
     Console().print(table)
+    if about == "roughly":
+        typer.echo("times are rough: nothing was trained on this machine yet.", err=True)

@@ -24,26 +24,30 @@ def run(
 ) -> None:
     """Train every run of a study file that has no result yet.
 
-    A study that was stopped or killed goes on from its last checkpoints: run the same command again.
+    A study that was stopped or killed goes on from its last checkpoints: run the same command again. Ctrl-C and SIGTERM
+    store checkpoints first; the exit code is then 130 or 143.
 
     Examples:
 
-    * `tacit run studies/fig1b-mnist1d.toml --dry-run`
+    * `tacit run studies/mnist1d/quick/rates.toml --dry-run`
 
-    * `tacit run studies/fig1b-mnist1d.toml seeds=0:3 epochs=50 --into runs/try`
+    * `tacit run studies/mnist1d/quick/rates.toml seeds=0:2 epochs=16 --into runs/try`
+
+    * `tacit run studies/mnist1d/quick/rates.toml learning_rate=2^-5,2^-3`
     """
     from tacit.studies import runner
     from tacit.studies.progress import Display
+    from tacit.studies.stopping import exit_code, stopped_message
 
-    given = overrides or []
+    study = runner.load_study(file, overrides=overrides or [])
+    folder = into or Path("runs") / study.name
     if dry_run:
-        print(runner.plan(file, into, workers=workers, overrides=given))
+        print(runner.plan(study, folder, workers=workers))
         return
     try:
-        rows = runner.run(file, into, workers=workers, overrides=given, watcher=Display())
-    except KeyboardInterrupt:
-        typer.echo("stopped; checkpoints are stored: run the same command again to go on.", err=True)
-        raise typer.Exit(130) from None
+        rows = runner.run(study, folder, workers=workers, watcher=Display())
+    except KeyboardInterrupt as stopped:
+        typer.echo(stopped_message([folder]), err=True)
+        raise typer.Exit(exit_code(stopped)) from None
     diverged = sum(row["status"] == "diverged" for row in rows)
-    folder = into or Path("runs") / runner.load_study(file).name
     print(f"{len(rows)} rows ({diverged} diverged) in {folder}")

@@ -17,7 +17,7 @@ def status(
 ) -> None:
     """Show how many fleets and runs of a study are finished, under way, or waiting.
 
-    Example: `tacit status runs/fig1b-mnist1d`
+    Example: `tacit status runs/rates`
     """
     from tacit.studies.status import study_status
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacit.studies.datasets import cache_folder
+from tacit._errors import InputError
+from tacit.studies.datasets import DATASETS, cache_folder
 from tacit.studies.packing import Fleet, finishing_time
 
-_SEEN: dict[str, float] = {}  # for this process, when the cache cannot be written
+KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
+DEFAULT_RATE = 15_000.0  # before anything was measured: a core of 2020's servers; estimates by it are called rough
+YEAR = 365.25 * 24 * 3600.0
+_SEEN: dict[str, list[float]] = {}  # for this process, when the cache cannot be written
 
 
 def expected_seconds(fleets: Sequence[Fleet], *, workers: int, rate: float) -> float:
@@ -21,26 +28,60 @@ def expected_seconds(fleets: Sequence[Fleet], *, workers: int, rate: float) -> f
 
 
 def stored_rate(workers: int) -> float | None:
-    """The rate seen in the last study with as many workers on this machine, if there was one."""
-    found = _read().get(_key(workers), _SEEN.get(_key(workers)))
-    return float(found) if isinstance(found, int | float) and found > 0 else None
+    """The median rate of the last studies with as many workers on this machine, if there were any."""
+    rates = _rates(workers)
+    return statistics.median(rates) if rates else None
 
 
 def store_rate(workers: int, rate: float) -> None:
-    """Best effort: without a writable cache the next study measures again."""
-    _SEEN[_key(workers)] = rate
+    """Best effort: without a writable cache the next process measures again."""
+    key = _key(workers)
+    _SEEN[key] = [*_rates(workers), rate][-KEPT:]
     path = _path()
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({**_read(), _key(workers): rate}, indent=1))
+        temporary.write_text(json.dumps({**_read(), key: _SEEN[key]}, indent=1))
         temporary.replace(path)
+
+
+def memory(fleet: Fleet) -> float:
+    """Bytes that training a fleet needs at the very least: parameters and gradients, activations of a minibatch."""
+    first = fleet.runs[0]
+    facts = DATASETS[first.dataset]
+    sizes = [facts.features, *[first.width] * first.depth, facts.classes]
+    weights = sum((a + 1) * b for a, b in itertools.pairwise(sizes))
+    return 4.0 * len(fleet.runs) * (2 * weights + first.batch_size * sum(sizes))
+
+
+def machine_memory() -> float:
+    """Bytes of this machine; infinite where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
+def refuse_absurd(fleets: Sequence[Fleet], *, workers: int) -> None:
+    """InputError for a study that cannot fit into this machine, or that would take longer than a year."""
+    most = max(map(memory, fleets), default=0.0)
+    if most > machine_memory():
+        raise InputError(
+            f"a fleet of this study needs at least {most / 1e9:,.0f} GB and this machine has "
+            f"{machine_memory() / 1e9:,.0f} GB; use a smaller width, depth or batch_size."
+        )
+    seconds = expected_seconds(fleets, workers=workers, rate=stored_rate(workers) or DEFAULT_RATE) if fleets else 0.0
+    if seconds > YEAR:
+        raise InputError(
+            f"this study would take about {in_words(seconds)} on {workers} workers; expected less than a year: "
+            "use fewer runs, epochs, updates or evaluations."
+        )
 
 
 def in_words(seconds: float) -> str:
     """
-    >>> [in_words(s) for s in (0.2, 59.6, 90, 4000)]
-    ['a second', '1 min', '1 min 30 s', '1 h 6 min']
+    >>> [in_words(s) for s in (0.2, 59.6, 90, 4000, 1e6, 1e11)]
+    ['a second', '1 min', '1 min 30 s', '1 h 6 min', '12 days', '3,169 years']
     """
     whole = round(seconds)
     if whole < 2:
@@ -50,7 +91,9 @@ def in_words(seconds: float) -> str:
     if whole < 3600:
         minutes, rest = divmod(whole, 60)
         return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 100 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{seconds / 86400:.0f} days" if seconds < 2 * YEAR else f"{seconds / YEAR:,.0f} years"
 
 
 def _path() -> Path:
@@ -59,6 +102,12 @@ def _path() -> Path:
 
 def _key(workers: int) -> str:
     return f"{platform.machine()}-{os.cpu_count()}-{workers}"
+
+
+def _rates(workers: int) -> list[float]:
+    found = _read().get(_key(workers), _SEEN.get(_key(workers), []))
+    listed = found if isinstance(found, list) else [found]  # one number: a cache of an earlier version
+    return [float(rate) for rate in listed if isinstance(rate, int | float) and rate > 0][-KEPT:]
 
 
 def _read() -> dict[str, object]:

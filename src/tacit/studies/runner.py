@@ -16,6 +16,7 @@ from tacit.studies.datasets import load
 from tacit.studies.executors import Executor, LocalExecutor, Task
 from tacit.studies.packing import Fleet, pack
 from tacit.studies.provenance import provenance
+from tacit.studies.stopping import terminable
 from tacit.studies.store import Damage, Row, StudyFolder, read_rows
 from tacit.studies.study import Study, load_study
 from tacit.studies.wire import Message
@@ -33,6 +34,7 @@ class Plan:
     finished: frozenset[str]
     workers: int
     seconds: float
+    rough: bool = False  # the rate is a guess: nothing was measured on this machine yet
 
     @property
     def remaining(self) -> list[Fleet]:
@@ -44,7 +46,8 @@ class Plan:
             return f"{text}, all finished"
         if self.finished:
             text += f", {len(self.finished)} finished"
-        return f"{text}, about {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
+        about = "roughly" if self.rough else "about"
+        return f"{text}, {about} {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
 
 
 class Watcher:
@@ -77,7 +80,8 @@ def run(
 
     `source` is a study file or a Study; `into` is the study's folder (`runs/NAME` without it). A folder that was
     killed, at any moment, goes on from its last checkpoints, and ends with the same bytes of rows. Rows don't depend
-    on `workers`. KeyboardInterrupt is raised again once the last checkpoints are stored.
+    on `workers`. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored; then KeyboardInterrupt
+    is raised (after SIGTERM its subclass `stopping.Terminated`).
     """
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
@@ -87,9 +91,10 @@ def run(
     chosen = made or executor
     assert not isinstance(chosen, str)
     try:
-        with folder.locked():
+        fleets = tuple(pack(study.runs))
+        estimate.refuse_absurd(fleets, workers=count)
+        with terminable(), folder.locked():
             folder.open_for(study)
-            fleets = tuple(pack(study.runs))
             finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
             remaining = [fleet for fleet in fleets if fleet.id not in finished]
             if remaining:
@@ -112,15 +117,17 @@ def plan(
     workers: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """What `run` would do, without doing it: nothing is written into the folder."""
+    """What `run` would do, without doing it: nothing is written, nothing measured, torch is not imported."""
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
     fleets = tuple(pack(study.runs))
     finished = frozenset(fleet.id for fleet in fleets if isinstance(folder.rows(fleet.id), list))
     count = workers or cores()
-    with LocalExecutor(1) as executor:
-        remaining = [fleet for fleet in fleets if fleet.id not in finished]
-        return Plan(study, fleets, finished, count, _seconds(remaining, executor, workers=count))
+    estimate.refuse_absurd(fleets, workers=count)
+    remaining = [fleet for fleet in fleets if fleet.id not in finished]
+    rate = estimate.stored_rate(count)
+    seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
+    return Plan(study, fleets, finished, count, seconds, rough=rate is None)
 
 
 def cores() -> int:
@@ -145,16 +152,12 @@ def _seconds(fleets: Sequence[Fleet], executor: Executor, *, workers: int) -> fl
 
 
 def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
-    """Finished means: rows that match their checksum and are of exactly these runs."""
+    """Finished means: rows that the store trusts. Others are told of and discarded."""
     rows = folder.rows(fleet.id)
-    if isinstance(rows, list):
-        if [row.get("run") for row in rows] == [run.hash for run in fleet.runs]:
-            return True
-        rows = Damage("holds other runs than its fleet")
     if isinstance(rows, Damage):
         watcher.said(f"{folder.rows_path(fleet.id)} {rows}; that fleet is trained again.")
         folder.discard_rows(fleet.id)
-    return False
+    return isinstance(rows, list)
 
 
 @dataclass
@@ -180,7 +183,9 @@ class _Progress:
             estimate.store_rate(workers, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
 
     def heard(self, fleet: Fleet, message: Message) -> None:
-        self.started.setdefault(fleet.id, _now())
+        if fleet.id not in self.started:
+            self.started[fleet.id] = _now()
+            self.folder.begin(fleet.id)
         if message.kind == "progress":
             self.done[fleet.id] = message.facts["done"]
         elif message.kind == "checkpoint":
@@ -213,5 +218,3 @@ def _count(number: int, noun: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-

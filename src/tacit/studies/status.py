@@ -37,7 +37,7 @@ class Status:
 def study_status(folder: str | Path) -> Status:
     """Read the folder of a study; nothing is changed and no lock is taken."""
     store = StudyFolder(Path(folder))
-    study = store.study()
+    study, running = store.study(), store.is_locked()
     rows: Counter[str] = Counter()
     fleets: Counter[str] = Counter()
     damaged, done, total = [], 0.0, 0.0
@@ -53,10 +53,10 @@ def study_status(folder: str | Path) -> Status:
             damaged.append(str(store.rows_path(fleet.id)))
         content = store.read_checkpoint(fleet.id)
         share = checkpoint.peek(content).get("done", 0.0) if content else 0.0
-        fleets["under way" if content else "waiting"] += 1
+        fleets["under way" if content or (running and store.has_begun(fleet.id)) else "waiting"] += 1
         done += fleet.cost * share
     return Status(
-        name=study.name, question=study.question, running=store.is_locked(), runs=len(study.runs), rows=rows,
+        name=study.name, question=study.question, running=running, runs=len(study.runs), rows=rows,
         fleets=fleets, done=done / total, damaged=tuple(damaged),
     )  # fmt: skip
 

@@ -3,7 +3,8 @@
     DIR/study.json                         the validated study, its hash, the schema version
     DIR/lock                               held by the process that writes
     DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
-    DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl
+    DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
+                                           what differs from one training to the next is here, so rows stay comparable
     DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
 """
 
@@ -21,10 +22,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from tacit._errors import InputError
-from tacit.studies.spec import canonical
+from tacit.studies.spec import RunSpec, canonical, digest
 from tacit.studies.study import SCHEMA, Study, parse_study
 
 Row = dict[str, Any]
+MEASURED = (  # a number, or null for a run that diverged
+    "diverged_at", "updates", "epochs", "best_test_accuracy", "final_test_accuracy", "best_train_accuracy",
+    "final_train_accuracy", "full_loss", "implicit_regularizer",
+)  # fmt: skip
+STATUSES = ("finished", "diverged")
+SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
 
 
 def read_rows(folder: str | Path) -> list[Row]:
@@ -62,17 +69,17 @@ class StudyFolder:
             schema = stored["schema"]
             if isinstance(schema, int) and schema > SCHEMA:
                 raise InputError(f"{path} has schema {schema}; this tacit reads schema {SCHEMA}: upgrade tacit.")
-            study = parse_study(stored["study"], where=str(path))
+            study = _stored_study(stored["study"], path)
         except FileNotFoundError:
             raise InputError(f"{self.path} holds no study.json; expected a folder made by `tacit run`.") from None
         except NotADirectoryError:
             raise InputError(f"{self.path} is not a folder; expected one made by `tacit run`.") from None
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError):
-            raise InputError(f"{path} is damaged; remove it and run again: finished fleets are kept.") from None
+            raise InputError(f"{path} is damaged; {REMEDY}.") from None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}.") from None
         if stored.get("hash") != study.hash:
-            raise InputError(f"{path} does not match its hash; remove it and run the study file again.")
+            raise InputError(f"{path} does not match its hash; {REMEDY}.")
         return study
 
     def open_for(self, study: Study) -> None:
@@ -155,7 +162,14 @@ class StudyFolder:
             return Damage("has no readable meta.json beside it, so its checksum is unknown")
         if hashlib.sha256(content).hexdigest() != meta.get("rows_sha256"):
             return Damage("does not match its checksum")
-        return [json.loads(line) for line in content.splitlines()]
+        try:
+            rows = [json.loads(line) for line in content.splitlines()]
+        except ValueError:
+            return Damage("is not JSON Lines")
+        problem = next((found for number, row in enumerate(rows, 1) if (found := _problem(row, number))), None)
+        if problem is None and digest([row["run"] for row in rows]) != fleet:
+            problem = Damage("holds other runs than its fleet")
+        return rows if problem is None else problem
 
     def meta(self, fleet: str) -> dict[str, Any] | None:
         try:
@@ -171,6 +185,14 @@ class StudyFolder:
         self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         self.write(self.rows_path(fleet), content)
         self.checkpoint_path(fleet).unlink(missing_ok=True)
+
+    def begin(self, fleet: str) -> None:
+        """Leave a sign that the fleet is in training: its folder, empty until the first checkpoint."""
+        with _said_as_a_sentence(self.path):
+            self.fleet_folder(fleet).mkdir(parents=True, exist_ok=True)
+
+    def has_begun(self, fleet: str) -> bool:
+        return self.fleet_folder(fleet).is_dir()
 
     def discard_rows(self, fleet: str) -> None:
         self.rows_path(fleet).unlink(missing_ok=True)
@@ -199,6 +221,38 @@ class StudyFolder:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
                 raise
+
+
+REMEDY = "remove study.json and run the study file again: finished fleets are kept"
+
+
+def _stored_study(raw: Any, path: Path) -> Study:
+    try:
+        return parse_study(raw, where=str(path))
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; {REMEDY}.") from None
+
+
+def _problem(row: Any, number: int) -> Damage | None:
+    """What keeps a row, written by another version or by hand, from being read as one of ours."""
+    if not isinstance(row, dict) or not isinstance(row.get("spec"), dict):
+        return Damage(f"has no run in line {number}")
+    missing = [key for key in ("run", "status", *MEASURED, "history") if key not in row]
+    missing += [f"spec.{key}" for key in RunSpec.model_fields if key not in row["spec"]]
+    if missing:
+        return Damage(f"lacks {', '.join(missing)} in line {number}")
+    if digest(row["spec"]) != row["run"]:
+        return Damage(f"holds a run in line {number} that does not match its hash")
+    history = row["history"]
+    series = [history.get(name) for name in SERIES] if isinstance(history, dict) else [None]
+    wrong = [key for key in MEASURED if not (row[key] is None or _is_number(row[key]))]
+    wrong += [] if row["status"] in STATUSES else ["status"]
+    wrong += [] if all(isinstance(each, list) and all(map(_is_number, each)) for each in series) else ["history"]
+    return Damage(f"has a {wrong[0]} in line {number} that cannot be read") if wrong else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,58 @@
+"""How a study is stopped: Ctrl-C and SIGTERM both ask for last checkpoints, and what is then said is true."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from tacit.studies.store import Damage, StudyFolder
+
+GO_ON = "run the same command again to go on."
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what `kill`, batch systems and containers send. Handled like Ctrl-C, with its own exit code."""
+
+
+def exit_code(stopped: KeyboardInterrupt) -> int:
+    """128 + the number of the signal, as shells count: 143 after SIGTERM, 130 after Ctrl-C."""
+    return 128 + (signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises Terminated. A handler that someone else has set is left alone, and so are threads."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def stopped_message(folders: Sequence[str | Path]) -> str:
+    """What these study folders hold now that the study has stopped, and how to go on."""
+    stores = [StudyFolder(Path(folder)) for folder in folders]
+    fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
+    finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
+    under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
+    kept = [_count(finished, "finished fleet")] if finished else []
+    kept += [_count(under_way, "checkpoint")] if under_way else []
+    if not kept:
+        return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
+    return f"stopped; {' and '.join(kept)} stored: {GO_ON}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

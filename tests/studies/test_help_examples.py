@@ -1,0 +1,54 @@
+"""Every example in the help of a command can be typed: it parses, and the files it names exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from tacit import cli
+from tacit.studies.library import SCALES, datasets, library
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("run", "status", "figures", "reproduce", "report")
+TREE = typer.main.get_command(cli.app)
+
+
+def examples(command: str) -> list[str]:
+    help_text = TREE.commands[command].help or ""  # type: ignore[attr-defined]
+    return re.findall(r"`(tacit [^`]+)`", help_text[help_text.index("Example") :])
+
+
+EXAMPLES = [line for command in COMMANDS for line in examples(command)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(command: str) -> None:
+    assert any(line.startswith(f"tacit {command}") for line in examples(command))
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_an_example_parses_and_names_what_exists(line: str) -> None:
+    _, command, *words = shlex.split(line)
+    TREE.commands[command].make_context(command, [*words])  # type: ignore[attr-defined]
+    for word in words:
+        if word.endswith(".toml"):
+            assert (ROOT / word).is_file()
+    if command in ("status", "report"):  # folders that other commands make
+        names = {f"{dataset}-{scale}" for dataset in datasets() for scale in SCALES} | {*library("mnist1d", "quick")}
+        assert words[0].removeprefix("runs/") in names
+
+
+@pytest.mark.parametrize("line", [line for line in EXAMPLES if line.startswith(("tacit run", "tacit figures"))])
+def test_an_example_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*shlex.split(line), *(["--dry-run"] if "run" in line and "--dry-run" not in line else [])]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert "runs" in capsys.readouterr().out
