@@ -48,3 +48,9 @@ def test_an_impossible_time_is_refused(time: float) -> None:
 def test_a_flow_that_blows_up_is_one_sentence() -> None:
     with pytest.raises(tacit.InputError, match="could not be integrated"):
         flow(lambda w: w**3, torch.ones(1, dtype=torch.float64), time=1.0)
+
+
+@pytest.mark.parametrize("times,said", [([0.5, 2.0], "between 0 and time=1"), ([0.6, 0.2], "increasing")])
+def test_times_outside_the_flow_are_refused(times: list[float], said: str) -> None:
+    with pytest.raises(tacit.InputError, match=said):
+        flow(lambda w: -w, torch.ones(1), time=1.0, times=times)

@@ -217,3 +217,69 @@ def test_integrate_reaches_the_iterate_within_the_order() -> None:
 def test_a_correction_beyond_the_order_is_refused() -> None:
     with pytest.raises(tacit.InputError, match="expected 0 <= k <= 1"):
         modified_flow(lambda w, rate: w - rate * w, order=1).correction(2)
+
+
+def test_a_duration_is_a_unit_of_time_for_methods_with_memory_too() -> None:
+    scape = Landscape(problems.logistic())
+    method = heavy_ball(scape, momentum=0.5)
+    plain, longer = modified_flow(method, order=1), modified_flow(method, order=1, duration=3)
+    for one, third in zip(plain.corrections(scape.start), longer.corrections(scape.start), strict=True):
+        assert torch.allclose(third, one / 3, rtol=1e-14)
+    ends = [field.integrate(scape.start, learning_rate=0.01, updates=2) for field in (plain, longer)]
+    assert not torch.equal(ends[0], scape.start)
+    # Three times the time at a third of the speed.
+    assert torch.allclose(ends[0], ends[1], rtol=1e-11)
+
+
+@pytest.mark.parametrize("duration", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_duration_is_refused(duration: float) -> None:
+    with pytest.raises(tacit.InputError, match="expected a finite positive number"):
+        modified_flow(lambda w, rate: w - rate * w, duration=duration)
+
+
+def test_an_update_that_moves_at_rate_zero_is_refused() -> None:
+    scape = Landscape(problems.logistic())
+    with pytest.raises(tacit.InputError, match="at learning rate 0; expected the identity"):
+        modified_flow(lambda w, rate: 0.99 * w - rate * scape.gradient(w)).corrections(scape.start)
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_an_update_with_hidden_derivatives_is_refused(order: int) -> None:
+    scape = Landscape(problems.logistic())
+    field = modified_flow(lambda w, rate: w - rate * scape.gradient(w).detach(), order=order)
+    with pytest.raises(tacit.InputError, match=r"expected ε\^[34].*detach"):
+        field.integrate(scape.start, learning_rate=0.01, updates=1)
+    with pytest.raises(tacit.InputError, match="detach"):  # inside vmap nothing can be looked at: before it
+        flow_at_rates(field, scape.start, RATES, updates=1)
+
+
+def test_at_order_zero_hidden_derivatives_do_no_harm() -> None:
+    scape = Landscape(problems.logistic())
+    field = modified_flow(lambda w, rate: w - rate * scape.gradient(w).detach(), order=0)
+    assert torch.allclose(field.corrections(scape.start)[0], -scape.gradient(scape.start))
+
+
+@pytest.mark.parametrize("stiffness", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_stiff_and_flat_updates_are_not_mistaken_for_wrong_ones(stiffness: float, order: int) -> None:
+    start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for slope in (lambda w: stiffness * w, lambda w: torch.tanh(stiffness * w), lambda w: torch.sin(w) * stiffness):
+        modified_flow(lambda w, rate, slope=slope: w - rate * slope(w), order=order).check(start)
+
+
+def test_a_memory_method_with_hidden_derivatives_is_refused() -> None:
+    scape = Landscape(problems.logistic())
+
+    def direction(w: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        buffer = 0.5 * memory + scape.gradient(w).detach()
+        return buffer[0], buffer
+
+    with pytest.raises(tacit.InputError, match=r"derivatives of the direction are .* off"):
+        modified_flow(MemoryMethod(direction), order=1).corrections(scape.start)
+
+
+def test_a_memory_that_never_forgets_is_refused_without_asking() -> None:
+    scape = Landscape(problems.logistic())
+    adagrad = MemoryMethod(lambda w, memory: (scape.gradient(w), memory + scape.gradient(w).square()))
+    with pytest.raises(tacit.InputError, match="expected less than 1"):
+        modified_flow(adagrad).integrate(scape.start, learning_rate=0.1, updates=1)

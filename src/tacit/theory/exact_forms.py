@@ -1,7 +1,8 @@
 """Hand-written forms of a few torch functions, for as long as they are differentiated twice or more.
 
 torch's own layer norm, instance norm and batch norm (training mode) return wrong third derivatives without a word, its
-weight norm wrong second ones, and its mean squared error raises. Their textbook formulas are right at every order, and equal in value.
+weight norm wrong second ones, and its mean squared error raises. Their textbook formulas are right at every order, and
+equal in value.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,6 +39,10 @@ def flow(
     if time < 0 or not np.isfinite(time):
         raise InputError(f"time={time}; expected a finite time of at least 0.")
     origin = start.detach().to(torch.float64)
+    if times is not None and not all(0 <= t <= time for t in times):
+        raise InputError(f"times={list(times)}; expected times between 0 and time={time}.")
+    if times is not None and any(later < earlier for earlier, later in pairwise(times)):
+        raise InputError(f"times={list(times)}; expected increasing times.")
     if time == 0:
         return origin if times is None else origin.expand(len(times), *origin.shape)
 
@@ -76,6 +81,10 @@ def flow_at_rates(field: RateField, start: Tensor, rates: Tensor, *, updates: fl
     are one system. `start` is one point, or one per rate.
     """
     starts = start.expand(len(rates), -1) if start.dim() == 1 else start
+
+    check = getattr(field, "check", None)  # a ModifiedFlow cannot look at numbers inside vmap
+    if check is not None:
+        check(starts[0])
 
     def scaled(w: Tensor, rate: Tensor) -> Tensor:
         return rate * field(w, rate)

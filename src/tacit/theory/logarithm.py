@@ -25,6 +25,8 @@ from tacit.theory.jets import taylor_coefficients
 from tacit.theory.landscape import Field
 from tacit.theory.memory import MemoryMethod, memory_corrections
 
+HALVINGS = 60  # down to ε = 1e-18, below any rate that moves a float64
+CHECKED_ORDER = 2  # beyond, rounding leaves too few rates to see a power
 Update = Callable[[Tensor, Tensor], Tensor]  # (parameters, learning rate) -> parameters
 
 
@@ -34,22 +36,38 @@ class ModifiedFlow:
     `flow(w, ε)` is the field f̃ at w, `correction(k)` the field f_k alone, `integrate` the point it leads to.
     """
 
-    def __init__(self, corrections: Callable[[Tensor], list[Tensor]], *, order: int, duration: float) -> None:
+    def __init__(
+        self,
+        corrections: Callable[[Tensor], list[Tensor]],
+        *,
+        order: int,
+        duration: float,
+        check: Callable[[Tensor], None],
+    ) -> None:
         self._corrections, self.order, self.duration = corrections, order, duration
+        self._check, self._checked = check, False
+
+    def check(self, w: Tensor) -> None:
+        """Refuse, with the numbers, an update that this analysis does not cover; once, at the first point seen."""
+        if not self._checked:
+            self._check(w.detach().to(torch.float64))
+            self._checked = True
 
     def corrections(self, w: Tensor) -> list[Tensor]:
         """[f₀(w), …, f_K(w)]."""
+        if not (self._checked or torch._C._functorch.is_batchedtensor(w)):  # no numbers to look at inside vmap
+            self.check(w)
         return self._corrections(w)
 
     def correction(self, k: int) -> Field:
         """The field f_k: the paper's f for k = 0, and f₁ of Eq. 3 for k = 1."""
         if not 0 <= k <= self.order:
             raise InputError(f"correction({k}) of a flow of order {self.order}; expected 0 <= k <= {self.order}.")
-        return lambda w: self._corrections(w)[k]
+        return lambda w: self.corrections(w)[k]
 
     def __call__(self, w: Tensor, learning_rate: float | Tensor) -> Tensor:
         """f̃(w) = Σₖ εᵏ f_k(w)                                                                    (Eq. 3)"""
-        return sum((learning_rate**k * f for k, f in enumerate(self._corrections(w))), start=torch.zeros_like(w))
+        return sum((learning_rate**k * f for k, f in enumerate(self.corrections(w))), start=torch.zeros_like(w))
 
     def integrate(self, start: Tensor, *, learning_rate: float, updates: float, rtol: float = 1e-12) -> Tensor:
         """Where the flow is after the time of `updates` updates."""
@@ -68,6 +86,9 @@ def modified_flow(update: Update | MemoryMethod, order: int = 1, *, duration: fl
     are float64 tensors, and the map must be differentiable by torch.func (use `landscape.gradient`, not .backward()).
     A method with memory is a `MemoryMethod`. One update lasts `duration` learning rates of time: m for an epoch.
 
+    At the first point an update is refused that moves at learning rate zero, or whose derivatives are not those of its
+    values (a .detach() inside, say): the iterates must leave the series as ε^(K+2). This is tried up to K = 2.
+
     Costs 2^(K+1) times K+1 updates. Series are asymptotic: more orders help only while ε is small.
 
     >>> gd = modified_flow(lambda w, rate: w - rate * w, order=2)          # gradient descent on ½w²
@@ -76,15 +97,60 @@ def modified_flow(update: Update | MemoryMethod, order: int = 1, *, duration: fl
     """
     if order < 0:
         raise InputError(f"order={order}; expected at least 0.")
+    if not (math.isfinite(duration) and duration > 0):
+        raise InputError(f"duration={duration}; expected a finite positive number.")
     if isinstance(update, MemoryMethod):
-        return ModifiedFlow(lambda w: memory_corrections(update, w, order=order)[0], order=order, duration=duration)
-    return ModifiedFlow(partial(_map_corrections, update, order, duration), order=order, duration=duration)
+        method = update
+        terms, check = (lambda w: memory_corrections(method, w, order=order)[0]), method.check
+    else:
+        terms, check = partial(_map_corrections, update, order), partial(_check_map, update, order)
+    return ModifiedFlow(lambda w: [term / duration for term in terms(w)], order=order, duration=duration, check=check)
 
 
-def _map_corrections(update: Update, order: int, duration: float, w: Tensor) -> list[Tensor]:
-    curve = partial(_truncated_logarithm, update, order, w)
-    coefficients = taylor_coefficients(curve, order + 1)
-    return [coefficient / duration for coefficient in coefficients[1:]]
+def _map_corrections(update: Update, order: int, w: Tensor) -> list[Tensor]:
+    """duration·f₀, …, duration·f_K."""
+    return taylor_coefficients(partial(_truncated_logarithm, update, order, w), order + 1)[1:]
+
+
+def _check_map(update: Update, order: int, w: Tensor) -> None:
+    size = 1 + w.norm().item()
+    moved = (update(w, torch.zeros((), dtype=torch.float64)) - w).norm().item()
+    if not moved <= 1e-10 * size:
+        raise InputError(
+            f"the update moves the parameters by {moved:.2g} at learning rate 0; expected the identity there. "
+            "Let every change be proportional to the learning rate, weight decay too."
+        )
+    tried = min(order, CHECKED_ORDER)
+    seen = _leaving_order(update, tried, w)
+    if seen is not None and not seen > tried + 1.5:
+        raise InputError(
+            f"the iterates leave the series of order {tried} as ε^{seen:.2g}; expected ε^{tried + 2}: torch does not "
+            "see all derivatives of the update. Leave out .detach(), .item() and .data; use landscape.gradient."
+        )
+
+
+def _leaving_order(update: Update, order: int, w: Tensor) -> float | None:
+    """The power of ε at which the logarithm of real updates departs from its series, where rounding still allows.
+
+    Read from the two smallest rates, by halving, whose distance is above rounding. None when there are no two.
+    """
+    terms, weights = _map_corrections(update, order, w), logarithm_weights(order + 1)
+    seen, before = None, math.nan
+    for halvings in range(2, HALVINGS):
+        rate = torch.tensor(0.5**halvings, dtype=torch.float64)
+        parts = [-(rate ** (k + 1)) * term for k, term in enumerate(terms)]
+        point = w
+        for number, weight in enumerate(weights):
+            point = point if number == 0 else update(point, rate)
+            parts.append(float(weight) * point)
+        distance = sum(parts, start=torch.zeros_like(w)).norm().item()
+        rounding = 1e-12 * (1 + sum(part.norm().item() for part in parts))
+        if distance <= rounding:
+            return seen
+        if math.isfinite(distance):  # the first rates may be far too large
+            seen = math.log2(before / distance) if math.isfinite(before) else None
+        before = distance
+    return seen if math.isfinite(before) else math.nan
 
 
 def _truncated_logarithm(update: Update, order: int, w: Tensor, rate: Tensor) -> Tensor:

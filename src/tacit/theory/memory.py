@@ -23,6 +23,7 @@ from torch.func import jvp, vmap
 from tacit._errors import InputError
 from tacit.theory.jets import taylor_coefficients
 
+DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-8 on smooth methods
 Direction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -57,6 +58,28 @@ class MemoryMethod:
             raise InputError(
                 f"entries of the memory mix or forget nonlinearly (residuals {residual:.2g}, {mixing:.2g}); expected "
                 "each entry to be an average of its own past."
+            )
+        self._check_derivatives(w, steady, probe)
+
+    def _check_derivatives(self, w: Tensor, memory: Tensor, probe: Tensor) -> None:
+        """Automatic against numerical derivatives in (w, memory): a .detach() inside `direction` makes them differ."""
+        along = torch.cos(torch.arange(w.numel(), dtype=torch.float64))
+        automatic = jvp(
+            lambda p, v: torch.cat([x.reshape(-1) for x in self.direction(p, v)]), (w, memory), (along, probe)
+        )[1]
+        step = 1e-5
+        ahead, behind = (
+            torch.cat([x.reshape(-1) for x in self.direction(w + side * step * along, memory + side * step * probe)])
+            for side in (1, -1)
+        )
+        numerical = (ahead - behind) / (2 * step)
+        # Rounding of the values comes back divided by the step: a constant direction has no derivative to compare with.
+        size = max(numerical.norm().item(), 1e-6 * ahead.norm().item(), 1e-300)
+        error = (automatic - numerical).norm().item() / size
+        if not error <= DERIVATIVE_ERROR:
+            raise InputError(
+                f"derivatives of the direction are {error:.0%} off those of its values; expected at most "
+                f"{DERIVATIVE_ERROR:.1%}. Leave out .detach(), .item() and .data; use landscape.gradient."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,8 +70,10 @@ def regime(
     >>> regime(problems.quadratic(), learning_rate=0.01).verdict
     'inside'
     """
-    if learning_rate <= 0:
-        raise InputError(f"learning_rate={learning_rate}; expected a positive number.")
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise InputError(f"learning_rate={learning_rate}; expected a finite positive number.")
+    if inner_steps < 1 or probes < 1:
+        raise InputError(f"inner_steps={inner_steps}, probes={probes}; expected at least one of each.")
     scape, w = view(problem, parameters)
     notes = []
     kinks = warn_if_not_smooth(scape)
