@@ -56,12 +56,22 @@ def test_a_problem_of_ones_own_is_imported(quick: None, tmp_path: Path, monkeypa
     [
         (("--problem", "rosenbrock"), "use one of quadratic, logistic, tanh_mlp"),
         (("--problem", "math:pi2"), "cannot be imported"),
+        (("--problem", "math:pi"), "expected a function"),
+        (("--problem", "math:sqrt"), "raised TypeError"),
         (("--json", "no-such-folder/out.json"), "does not exist"),
+        (("--json", "."), "is a folder"),
+        (("--json", "out.txt"), "expected one of .json"),
+        (("--figure", "out.txt"), "expected one of .png, .svg, .pdf"),
+        (("--picture", "."), "is a folder"),
         (("--picture", "picture.txt"), "expected one of .png, .svg, .pdf"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(
-    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick: None,
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tacit", "verify", *arguments])
     with pytest.raises(SystemExit) as stopped:

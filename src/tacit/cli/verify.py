@@ -51,12 +51,12 @@ def verify(
     from tacit.theory.problems import PROBLEMS
     from tacit.theory.study import ConvergenceStudy
 
+    _check_target("--json", json, (".json",))
+    _check_target("--figure", figure, figures.FORMATS)
+    _check_target("--picture", picture, figures.FORMATS)
     if picture is not None:
         print(f"wrote {figures.draw_picture(picture)}")
         return
-    for target in (json, figure):
-        if target is not None and not target.parent.is_dir():
-            raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
     names = list(dict.fromkeys(problem or PROBLEMS))
     for name in names:
         _maker(name)  # a misspelt problem is said before minutes are spent on the others
@@ -71,6 +71,18 @@ def verify(
         print(f"wrote {figures.draw_study(study, figure)}")
     if not study.passed:
         raise typer.Exit(1)
+
+
+def _check_target(option: str, target: Path | None, endings: tuple[str, ...]) -> None:
+    """Whether a file can be written there, said before anything is computed."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise InputError(f"{option} {str(target)!r} is a folder; expected a file that ends in {' or '.join(endings)}.")
+    if target.suffix not in endings:
+        raise InputError(f"{option} {str(target)!r} ends in {target.suffix!r}; expected one of {', '.join(endings)}.")
+    if not target.parent.is_dir():
+        raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
 
 
 def _verify_each(names: list[str]) -> list[ConvergenceStudy]:
@@ -114,13 +126,19 @@ def _imported(name: str) -> Callable[[], Problem]:
     sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module is the user's: whatever it raises is said in one sentence
         raise InputError(f"problem {name!r} cannot be imported: {error}.") from error
     finally:
         sys.path.remove("")
 
+    if not callable(function):
+        raise InputError(f"problem {name!r} is a {type(function).__name__}; expected a function without arguments.")
+
     def make() -> Problem:
-        made = function()
+        try:
+            made = function()
+        except Exception as error:
+            raise InputError(f"problem {name!r} raised {type(error).__name__}: {error}") from error
         if not isinstance(made, Problem):
             raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
         return made
