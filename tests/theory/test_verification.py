@@ -83,6 +83,14 @@ def test_with_sampled_orders_the_main_result_is_still_seen_and_the_rest_is_left_
     assert "sampled orders" in str(study)
 
 
+def test_with_one_minibatch_what_coincides_is_not_measured_and_nothing_fails() -> None:
+    study = verify(problems.quadratic(batches=1, batch_size=2))
+    assert study.passed, str(study)
+    assert study.finding("mean SGD against C̃_GD").status == "not measured"
+    assert study.finding("one fixed order against C̃_SGD").status == "not measured"
+    assert study.finding("with replacement, mean against C̃_SGD").status == "not measured"
+
+
 def test_given_learning_rates_are_used() -> None:
     study = verify(problems.logistic(), learning_rates=[0.01, 0.02, 0.04], only="GD against C̃_GD")
     assert study.findings[0].learning_rates == (0.04, 0.02, 0.01)

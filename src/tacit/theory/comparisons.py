@@ -24,6 +24,7 @@ class Rival:
     field: RateField
     needs_exact_mean: bool = False  # its error is smaller than the noise of sampled orders
     needs_third_derivatives: bool = False
+    needs_several_batches: bool = False  # with one minibatch it is the same flow as a better rival
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,13 @@ def mean_sgd(scape: Landscape, orders: Orders) -> Experiment:
         ends_of(scape, sgd_rule(scape), steps_of(scape, orders.rows)),
         (
             Rival("mean SGD against C", "Eq. 14", 2, descent(losses.modified_loss_gd, scape, learning_rate=0)),
-            Rival("mean SGD against C̃_GD", "section 2.2", 2, descent(losses.modified_loss_gd, scape, learning_rate=1)),
+            Rival(
+                "mean SGD against C̃_GD",
+                "section 2.2",
+                2,
+                descent(losses.modified_loss_gd, scape, learning_rate=1),
+                needs_several_batches=True,
+            ),
             Rival("mean SGD against C̃_SGD", "Eq. 1, 20", 3, modified),
             Rival(
                 "mean SGD against C̃_SGD by variance",
@@ -91,7 +97,7 @@ def fixed_order(scape: Landscape) -> Experiment:
         scape.batches_per_epoch,
         ends_of(scape, sgd_rule(scape), steps_of(scape, rows)),
         (
-            Rival("one fixed order against C̃_SGD", "below Eq. 14", 2, modified),
+            Rival("one fixed order against C̃_SGD", "below Eq. 14", 2, modified, needs_several_batches=True),
             Rival(
                 "one fixed order with its commutator",
                 "beyond",
@@ -161,6 +167,7 @@ def with_replacement(scape: Landscape) -> Experiment:
                 "section 4",
                 2,
                 descent(losses.modified_loss_sgd, scape, learning_rate=1),
+                needs_several_batches=True,
             ),
         ),
         not_measured=f"{batches}^{batches} sequences are too many to enumerate" if too_many else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,6 +64,8 @@ def verify(
                 reason = third
             if rival.needs_exact_mean and not orders.exact:
                 reason = f"the mean is over {orders}, whose noise hides this order"
+            if rival.needs_several_batches and scape.batches_per_epoch == 1:
+                reason = "with one minibatch C̃_SGD is C̃_GD and there is one order: nothing to tell apart"
             errors = () if reason or ends is None else _errors(scape, experiment, rival, rates, ends)
             findings.append(_finding(rival, name, rates, errors, reason))
     if not findings:
@@ -95,7 +98,7 @@ def _finding(rival: Rival, name: str, rates: Tensor, errors: tuple[float, ...], 
 def _rates(given: Sequence[float] | None, largest: float) -> Tensor:
     if given is None:
         return torch.tensor([largest / 2**k for k in range(RATES)], dtype=torch.float64)
-    if len(set(given)) < 3 or min(given) <= 0:
+    if len(set(given)) < 3 or not all(math.isfinite(rate) and rate > 0 for rate in given):
         raise InputError(f"learning_rates={list(given)}; expected at least three different positive ones.")
     return torch.tensor(sorted(given, reverse=True), dtype=torch.float64)
 
