@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from worlds import paper_world
 
 from tacit import InputError
 from tacit.cli import app
-from tacit.report import Report, build_report, read_parts, render
+from tacit.report import Report, build_report, read_parts, render, write_page
 from tacit.report.export import export
 from tacit.studies.library import library
 
@@ -140,6 +142,61 @@ def test_a_figure_without_its_rows_is_named_with_the_reason(make_world: Maker) -
     assert "needs runs with a strength" in report.absent["1b"]
 
 
+def test_every_verdict_quotes_the_paper_in_at_most_25_words_and_says_where(report: Report, page: str) -> None:
+    for figure in report.figures:
+        assert figure.verdict is not None
+        assert 0 < len(figure.verdict.quote.split()) <= 25
+        assert figure.verdict.where in page
+    assert "implied by section 2.2, not shown in the paper" in page
+
+
+def test_the_page_says_which_figures_share_their_runs(page: str) -> None:
+    assert "Figures 6a to 6c rest on the same runs as 1b, 3a and 3b" in page
+
+
+def test_captions_of_partial_runs_give_a_range_of_seeds(report: Report) -> None:
+    parts = [replace(part, rows=[r for r in part.rows if r["spec"]["learning_rate"] < 0.2 or r["spec"]["seed"] < 2])
+             for part in report.parts]  # fmt: skip
+    (figure,) = build_report(parts, only=["2a"]).figures
+    assert "2 to 3 seeds per point" in figure.caption
+
+
+def test_intervals_of_shares_stay_shares(make_world: Maker) -> None:
+    root = make_world(lambda run: 0.98, scatter=0.05, only=("rates",))
+    (figure,) = build_report(read_parts([root]), only=["2a"]).figures
+    assert all(0 <= p.summary.low <= p.summary.high <= 1 for curve in figure.panels[0].curves for p in curve.points)
+
+
+def with_figures(report: Report, figures: dict[str, dict[str, object]]) -> Report:
+    """The report of the first study as if its file had these figures."""
+    part = report.parts[0]
+    return build_report([replace(part, study=part.study.model_copy(update={"figures": figures}))])
+
+
+def test_one_figure_with_bad_options_does_not_take_the_others_along(report: Report) -> None:
+    found = with_figures(report, {"mine": {"y": "speed"}, "other": {"x": ["learning_rate"]}, "good": {}})
+    assert [figure.id for figure in found.figures] == ["good"]
+    assert "y is 'speed'" in found.absent["mine"]
+    assert "options cannot be used" in found.absent["other"]
+
+
+def test_an_id_that_is_no_name_is_never_a_file_name(report: Report) -> None:
+    assert "its id has characters" in with_figures(report, {"../up": {}}).absent["../up"]
+
+
+def test_a_title_cannot_break_out_of_an_attribute(report: Report) -> None:
+    found = render(with_figures(report, {"mine": {"title": 'a"><script>alert(1)</script>'}}), command="")
+    assert "<script>alert" not in found
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_page(report, tmp_path / "file" / "report.html", command="")
+    with pytest.raises(InputError, match="cannot be written"):
+        export(build_report(report.parts, only=["2a"]), tmp_path / "file" / "out", command="")
+
+
 # -- export -----------------------------------------------------------------------------------------------------------
 def test_the_export_holds_the_numbers_of_every_figure(report: Report, tmp_path: Path) -> None:
     written = export(build_report(report.parts, only=["1b", "3a"]), tmp_path, command="x", kinds=("svg", "png"))
@@ -183,6 +240,25 @@ def test_report_writes_a_page_and_prints_the_verdicts(root: Path, tmp_path: Path
     assert result.exit_code == 0, result.output
     assert "agrees" in result.output
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_report_refuses_a_figure_that_does_not_exist(root: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(root), "--figure", "9z"])
+    assert isinstance(result.exception, InputError)
+    assert "'9z' is not one of these studies; use one of 1a, 1b" in str(result.exception)
+
+
+def test_reproducing_one_figure_leaves_the_whole_report_alone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    folder = tmp_path / "copy"
+    shutil.copytree(root, folder)
+    (folder / "report.html").write_text("the whole report")
+    result = CliRunner().invoke(app, ["reproduce", "--figure", "2a", "--into", str(folder), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    assert (folder / "report.html").read_text() == "the whole report"
+    assert f"--into {folder}" in (folder / "report-2a.html").read_text()
 
 
 def test_a_folder_without_a_study_is_refused_in_a_sentence(tmp_path: Path) -> None:

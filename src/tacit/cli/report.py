@@ -41,7 +41,8 @@ def report(
         if each not in ("svg", "png"):
             raise InputError(f"kind={each!r} is unknown; use svg or png.")
     found = build_report(read_parts(folders), only=figure or [])
-    remake = command or "tacit report " + " ".join(str(folder) for folder in folders)
+    chosen = [f"--figure {id}" for id in figure or []]
+    remake = command or " ".join(["tacit report", *[str(folder) for folder in folders], *chosen])
     page = write_page(found, out or folders[0] / "report.html", command=remake, title=title)
     if export is not None:
         written = export_files(found, export, command=remake, kinds=kinds)

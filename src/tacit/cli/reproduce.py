@@ -65,7 +65,10 @@ def reproduce(
     report = build_report(read_parts([folder / name for name in studies]), only=wanted)
     command = " ".join(
         ["tacit reproduce", *[f"--figure {id}" for id in wanted], f"--scale {scale} --dataset {dataset}"]
+        + ([f"--into {into}"] if into is not None else [])
     )
-    page = write_page(report, folder / "report.html", command=command)
+    # A page of a few figures has a name of its own: it must not take the place of the whole report.
+    name = "-".join(["report", *wanted]) + ".html"
+    page = write_page(report, folder / name, command=command)
     print_verdicts(report)
     print(f"report: {page}")

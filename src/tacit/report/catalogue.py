@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tacit._errors import InputError
 from tacit.report import collapse, inner_steps, orders, strengths, training
 from tacit.report.figure import Figure
+from tacit.report.files import NAME
 from tacit.report.generic import generic_figure
+from tacit.report.quotes import QUOTES
 from tacit.report.selection import MissingRowsError, Source
 from tacit.studies.store import StudyFolder, read_rows
 from tacit.studies.study import Study
@@ -105,15 +107,27 @@ def build_report(parts: Sequence[Part], *, only: Sequence[str] = ()) -> Report:
     """Every figure that the studies name, or those of `only`, built from all the studies that name it."""
     wanted = list(dict.fromkeys(id for part in parts for id in (part.study.figures or {part.study.name: {}})))
     known = [id for id in CATALOGUE if id in wanted] + [id for id in wanted if id not in CATALOGUE]
+    for id in only:
+        if id not in known:
+            raise InputError(f"figure {id!r} is not one of these studies; use one of {', '.join(known)}.")
     figures, absent = [], {}
     for id in known:
         if only and id not in only:
             continue
         feeding = [part for part in parts if id in part.study.figures or id == part.study.name]
+        has_options = any(part.study.figures.get(id) for part in feeding)
         try:
+            if not NAME.fullmatch(id):
+                raise InputError("its id has characters other than letters, digits, '.', '_' and '-'.")
             figures.append(_build(id, feeding))
         except MissingRowsError as reason:
+            absent[id] = f"it {reason}"
+        except InputError as reason:
             absent[id] = str(reason)
+        except (ValueError, TypeError) as reason:
+            if not has_options:  # then it is a fault of the program
+                raise
+            absent[id] = f"its options cannot be used: {str(reason).rstrip('.')}."
     return Report(tuple(parts), tuple(figures), absent)
 
 
@@ -129,4 +143,7 @@ def _build(id: str, parts: Sequence[Part]) -> Figure:
     # With fewer seeds than the study file asks for, the same share of runs is kept: 5 of 7 becomes 2 of 3.
     best = summary.best if seeds >= summary.of else max(1, seeds * summary.best // summary.of)
     source = Source(rows, best=best, of=min(seeds, summary.of), score=summary.score, options=options)
-    return CATALOGUE[id].build(source) if id in CATALOGUE else generic_figure(id, source)
+    if id not in CATALOGUE:
+        return generic_figure(id, source)
+    made, said = CATALOGUE[id].build(source), QUOTES[id]
+    return replace(made, verdict=made.verdict and replace(made.verdict, quote=said.text, where=said.where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tacit.report.figure import Curve, Figure, Panel, exponent_text, power
+from tacit.report.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +67,7 @@ def write_figure(figure: Figure, path: Path) -> None:
             handles=handles, loc="outside lower center", ncols=min(3, len(handles)), frameon=False, fontsize=9
         )
         drawing.suptitle(f"{_name(figure)} · {figure.title}", fontsize=11)
-        path.write_bytes(_saved(drawing, path.suffix.removeprefix(".")))
+        write_file(path, _saved(drawing, path.suffix.removeprefix(".")))
 
 
 def _name(figure: Figure) -> str:
@@ -189,7 +191,11 @@ def _inline(svg: str, *, label: str) -> str:
         "",
         svg,
     )
+    said = html.escape(label)  # titles and ids come from study files
     svg = re.sub(
-        r'<svg[^>]*?viewBox="([^"]*)"[^>]*>', rf'<svg viewBox="\1" role="img" aria-label="{label}">', svg, count=1
+        r'<svg[^>]*?viewBox="([^"]*)"[^>]*>',
+        lambda found: f'<svg viewBox="{found[1]}" role="img" aria-label="{said}">',
+        svg,
+        count=1,
     )
     return re.sub(r"\s*\n\s*", "\n", svg).strip()

@@ -10,15 +10,16 @@ from typing import Any
 from tacit.report.catalogue import Report
 from tacit.report.draw import write_figure
 from tacit.report.figure import Curve, Figure
+from tacit.report.files import write_file
 from tacit.report.page import environment_facts, outcome_counts
 from tacit.studies.summary import Interval
 
 
 def export(report: Report, folder: Path, *, command: str, kinds: tuple[str, ...] = ("svg",)) -> list[Path]:
     """Write results.json and one picture per figure and kind; returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "results.json"]
-    _write(written[0], json.dumps(report_json(report, command=command), indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(report_json(report, command=command), indent=1, ensure_ascii=False) + "\n"
+    write_file(written[0], text.encode())
     for figure in report.figures:
         for kind in kinds:
             path = folder / f"figure-{figure.id}.{kind}"
@@ -37,12 +38,6 @@ def report_json(report: Report, *, command: str) -> dict[str, Any]:
         "figures": [figure_json(figure) for figure in report.figures],
         "absent": report.absent,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def curve_json(curve: Curve) -> dict[str, Any]:
@@ -78,6 +73,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "verdict": None if verdict is None else {
             "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number), "unit": verdict.unit,
             "rule": verdict.rule, "outcome": verdict.outcome,
+            "quote": verdict.quote, "where": verdict.where,
         },
         "panels": [
             {

@@ -29,21 +29,23 @@ def generic_figure(id: str, source: Source) -> Figure:
     x = _choice(id, "x", source.options.get("x") or (varying or ["learning_rate"])[0], VARIABLES)
     y = _choice(id, "y", source.options.get("y") or source.score, SCORES)
     curve = source.options.get("curve") or next(iter(_other_axes(source.rows, x)), None)
-    groups: dict[object, list[Row]] = {}
+    if curve is not None and source.rows and curve not in source.rows[0]["spec"]:
+        raise InputError(f"figure {id}: curve is {curve!r}; expected one of {', '.join(source.rows[0]['spec'])}.")
+    # Whatever else varies tells curves apart too: runs of different settings are not runs of different seeds.
+    axes = list(dict.fromkeys([*([curve] if curve else []), *_other_axes(source.rows, x)]))
+    groups: dict[str, list[Row]] = {}
     for row in source.rows:
-        if curve is not None and curve not in row["spec"]:
-            raise InputError(f"figure {id}: curve is {curve!r}; expected one of {', '.join(row['spec'])}.")
-        groups.setdefault(row["spec"][curve] if curve else "", []).append(row)
+        groups.setdefault(", ".join(f"{key} = {row['spec'][key]}" for key in axes), []).append(row)
     if not groups:
         raise MissingRowsError("needs rows; there are none yet.")
     curves = tuple(
         all_count(
             score_curve(
-                source, rows, x=VARIABLES[x].of, label=f"{curve} = {value}" if curve else SCORES[y],
+                source, rows, x=VARIABLES[x].of, label=value or SCORES[y],
                 colour=PALETTE[index % len(PALETTE)], score=y,
             )
         )
-        for index, (value, rows) in enumerate(sorted(groups.items(), key=lambda item: str(item[0])))
+        for index, (value, rows) in enumerate(sorted(groups.items(), key=lambda item: item[0]))
     )  # fmt: skip
     positive = all(point.x > 0 for made in curves for point in made.points)
     panel = Panel(curves, VARIABLES[x].label, SCORES[y], x_scale="log2" if positive else "linear")

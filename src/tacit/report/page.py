@@ -11,6 +11,7 @@ from typing import Any
 from tacit.report.catalogue import Report
 from tacit.report.draw import colour_of, panel_svg
 from tacit.report.figure import Figure, Panel, power
+from tacit.report.files import write_file
 from tacit.report.verdict import Outcome
 from tacit.studies.summary import Interval
 
@@ -39,13 +40,8 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
 
 
 def write_page(report: Report, path: Path, *, command: str, title: str | None = None) -> Path:
-    """Write to a temporary name, then rename: a reader sees the old page or the new one."""
-    text = render(report, command=command, title=title)
-    temporary = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-    return path
+    """The page as a file; a reader sees the old page or the new one."""
+    return write_file(path, render(report, command=command, title=title).encode())
 
 
 def outcome_counts(report: Report) -> dict[str, int]:

@@ -26,7 +26,7 @@ def print_verdicts(report: Report) -> None:
         counts = outcome_counts(report)
         console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
     for id, reason in report.absent.items():
-        console.print(f"figure {id} is not shown: it {reason}", markup=False, highlight=False)
+        console.print(f"figure {id} is not shown: {reason}", markup=False, highlight=False)
 
 
 def _plain(text: str) -> str:
