@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -165,6 +166,26 @@ def test_intervals_of_shares_stay_shares(make_world: Maker) -> None:
     root = make_world(lambda run: 0.98, scatter=0.05, only=("rates",))
     (figure,) = build_report(read_parts([root]), only=["2a"]).figures
     assert all(0 <= p.summary.low <= p.summary.high <= 1 for curve in figure.panels[0].curves for p in curve.points)
+
+
+def test_1a_says_which_runs_the_thick_line_leaves_out(make_world: Maker) -> None:
+    def stops_early(row: dict[str, Any]) -> None:
+        if row["spec"]["strength"] == 0.5 and row["spec"]["seed"] == 0:
+            row["status"] = "diverged"
+            row["history"] = {key: values[:5] for key, values in row["history"].items()}
+
+    root = make_world(paper_world, only=("rates", "strengths"), change=stops_early)
+    (figure,) = build_report(read_parts([root]), only=["1a"]).figures
+    assert "Diverged on the way, drawn as far as they got, left out of the thick line: 1." in figure.caption
+
+
+def test_a_figure_of_ones_own_draws_a_curve_for_each_setting(report: Report) -> None:
+    part = next(part for part in report.parts if part.study.name == "inner-steps-decay")
+    study = part.study.model_copy(update={"figures": {"mine": {"x": "bare_learning_rate", "curve": "inner_steps"}}})
+    (figure,) = build_report([replace(part, study=study)]).figures
+    settings = {(row["spec"]["inner_steps"], row["spec"]["epochs"]) for row in part.rows}
+    assert len(figure.panels[0].curves) == len(settings)
+    assert all(len(point.runs) == 3 for curve in figure.panels[0].curves for point in curve.points)
 
 
 def with_figures(report: Report, figures: dict[str, dict[str, object]]) -> Report:

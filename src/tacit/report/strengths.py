@@ -144,7 +144,7 @@ def figure_1a(source: Source) -> Figure:
     )
     short = sum(is_short(row, group_) for group_ in (plain, penalized) for row in group_)
     says = f"Test accuracy during training at ε = {power(small)}, with and without an explicit penalty." + (
-        f" {short} runs diverged on the way: drawn as far as they got, left out of the thick line." if short else ""
+        f" Diverged on the way, drawn as far as they got, left out of the thick line: {short}." if short else ""
     )
     return figure(
         "1a",
