@@ -38,10 +38,12 @@ def costs() -> str:
 
 def verdicts() -> str:
     """One row per figure: what the paper says, what was seen, the number with its interval, the verdict."""
-    lines = ["| figure | the paper | seen here | verdict |", "| --- | --- | --- | --- |"]
+    lines = ["| figure | the claim | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
     for figure in json.loads(VERDICTS.read_text())["figures"]:
         verdict = figure["verdict"]
-        cells = [figure["figure"], verdict["claim"], verdict["seen"], f"**{verdict['outcome']}**"]
+        value, low, high = verdict["number"]
+        number = f"{value:.2f} [{low:.2f}, {high:.2f}] {verdict['unit']}"
+        cells = [figure["figure"], verdict["claim"], verdict["seen"], number, f"**{verdict['outcome']}**"]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines)
 

@@ -40,6 +40,7 @@ def reproduce(
     from tacit.studies.executors import LocalExecutor
     from tacit.studies.library import library, studies_for
     from tacit.studies.progress import Display
+    from tacit.studies.stopping import exit_code, stopped_message
 
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
@@ -48,7 +49,8 @@ def reproduce(
     seconds = sum(plan.seconds for plan in plans.values())
     runs = sum(len(study.runs) for study in studies.values())
     count = next(iter(plans.values())).workers
-    print(f"{runs} runs in {len(studies)} studies, about {in_words(seconds)} on {count} workers, into {folder}")
+    about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
+    print(f"{runs} runs in {len(studies)} studies, {about} {in_words(seconds)} on {count} workers, into {folder}")
     if dry_run:
         for plan in plans.values():
             print(f"  {plan}")
@@ -57,9 +59,9 @@ def reproduce(
         with LocalExecutor(count) as executor:  # the same processes serve every study: torch is imported once
             for name, study in studies.items():
                 runner.run(study, folder / name, executor=executor, workers=count, watcher=Display())
-    except KeyboardInterrupt:
-        typer.echo("stopped; checkpoints are stored: run the same command again to go on.", err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stopped:
+        typer.echo(stopped_message([folder / name for name in studies]), err=True)
+        raise typer.Exit(exit_code(stopped)) from None
     from tacit.report import build_report, read_parts, write_page
 
     report = build_report(read_parts([folder / name for name in studies]), only=wanted)
