@@ -1,4 +1,4 @@
-"""The README's two tables, made from stored results: `python docs/readme_tables.py` writes them, a test compares them."""
+"""The README's two tables, made from stored results: run this file to write them; a test compares them."""
 
 from __future__ import annotations
 
