@@ -47,8 +47,8 @@ def choose(name: str) -> Method:
 def fastest_exact(model: nn.Module) -> Method:
     """What `method="auto"` means for this model: `gram` where it pays, `double_backward` elsewhere.
 
-    The rule is read off `tacit bench`: with wide linear layers (1024 and 4096) `gram` takes a third to two thirds of
-    the time of `double_backward` and half of its memory; on narrow MLPs, small transformers and convolutions the two
+    The rule is read off `tacit bench`: with wide linear layers (4096 and 1024) `gram` takes a fifth to a half of the
+    time of `double_backward` and little more than half of its memory; on narrow MLPs, small transformers and convolutions the two
     are within a tenth of each other, and the plainer one is taken. It looks at the model only, so it never changes
     during training.
     """
