@@ -48,9 +48,9 @@ def fastest_exact(model: nn.Module) -> Method:
     """What `method="auto"` means for this model: `gram` where it pays, `double_backward` elsewhere.
 
     The rule is read off `tacit bench`: with wide linear layers (4096 and 1024) `gram` takes a fifth to a half of the
-    time of `double_backward` and little more than half of its memory; on narrow MLPs, small transformers and convolutions the two
-    are within a tenth of each other, and the plainer one is taken. It looks at the model only, so it never changes
-    during training.
+    time of `double_backward` and little more than half of its memory; on narrow MLPs, small transformers and
+    convolutions the two are within a tenth of each other, and the plainer one is taken. It looks at the model only, so
+    it never changes during training.
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     wide = {id(weight): weight.numel() for weight in weights if weight.numel() >= LARGE_WEIGHT}
