@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tacit._errors import InputError
 
@@ -21,20 +22,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a study file is checked against before any data is read."""
+    """What a study file is checked against before any data is read.
 
-    features: int
+    `standardisation` says what is still to be done to the stored inputs: nothing, (x − mean)/deviation of each image,
+    or of each channel with `mean` and `deviation` of the training pixels / 255.
+    """
+
+    shape: tuple[int, ...]
     classes: int
     train_size: int
     test_size: int
+    standardisation: Literal["none", "per_image", "per_channel"] = "none"
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    @property
+    def features(self) -> int:
+        """Numbers per example.
+
+        >>> DATASETS["cifar10"].features
+        3072
+        """
+        return math.prod(self.shape)
 
 
-DATASETS = {"mnist1d": Facts(features=40, classes=10, train_size=4000, test_size=1000)}
+DATASETS = {
+    "mnist1d": Facts((40,), 10, 4000, 1000),
+    "fashion_mnist": Facts((1, 28, 28), 10, 60_000, 10_000, "per_image"),
+    "cifar10": Facts(
+        (3, 32, 32),
+        10,
+        50_000,
+        10_000,
+        "per_channel",
+        mean=(0.49139968, 0.48215841, 0.44653091),
+        deviation=(0.24703223, 0.24348513, 0.26158784),
+    ),
+}
+PUBLISHED = ("fashion_mnist", "cifar10")  # read from files; mnist1d is made
 
 
 @dataclass(frozen=True)
 class Data:
-    """Inputs as float32 rows, standardised; targets as int64 class numbers."""
+    """Inputs and int64 class numbers. Signals are float32 rows, standardised; images uint8 (N, C, H, W), as stored."""
 
     train_inputs: np.ndarray
     train_targets: np.ndarray
@@ -46,18 +76,36 @@ ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
 def load(name: str) -> Data:
-    """The arrays of one dataset: from the cache, or made now and put there.
+    """The arrays of one dataset: from the cache, or made or read now and put there.
 
-    All inputs are shifted and scaled by two numbers, the mean and standard deviation of the whole training set, so the
-    shape of a signal is kept and the test set has no say.
+    Images come from the first copy of their files that is found (`data_files.roots`), with every byte checked against
+    the published SHA-256. The cache is used only while that copy's files keep their size and time, so a file that
+    changes is read, and refused if damaged, before anything is trained on.
     """
     if name not in DATASETS:
         raise InputError(f"dataset={name!r} is unknown; use one of {', '.join(DATASETS)}.")
+    if name in PUBLISHED:
+        return _load_published(name)
     cached = cache_folder() / f"{name}-{_RECIPES[name]()}.safetensors"
     data = _read(cached)
     if data is None:
         data = _MAKERS[name]()
         _write(cached, data)
+    return data
+
+
+def _load_published(name: str) -> Data:
+    from tacit.studies import data_files
+
+    copy = data_files.locate(name)
+    if copy is None:
+        raise InputError(f"{name} is not here; run `tacit data get {name}`, or set TACIT_DATA to a folder with it.")
+    source = copy.fingerprint()
+    cached = cache_folder() / f"{name}.safetensors"
+    data = _read(cached, source=source)
+    if data is None:
+        data = data_files.read(copy)
+        _write(cached, data, source=source)
     return data
 
 
@@ -100,29 +148,35 @@ _MAKERS: dict[str, Callable[[], Data]] = {"mnist1d": _make_mnist1d}
 _RECIPES: dict[str, Callable[[], str]] = {"mnist1d": lambda: f"{version('mnist1d')}-numpy{version('numpy')}"}
 
 
-def _read(path: Path) -> Data | None:
+def _read(path: Path, *, source: str = "") -> Data | None:
     """The cached arrays; None when there are none, or when the file is not what was written."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="np") as opened:
+            facts = opened.metadata() or {}
+            if facts.get("source", "") != source:
+                return None
             arrays = {name: opened.get_tensor(name) for name in ARRAYS}
-            return Data(**arrays) if (opened.metadata() or {}).get("sha256") == _digest(arrays) else None
+            return Data(**arrays) if facts.get("sha256") == _digest(arrays) else None
     except (OSError, SafetensorError, KeyError):
         return None
 
 
-def _write(path: Path, data: Data) -> None:
+def _write(path: Path, data: Data, *, source: str = "") -> None:
     """Best effort: without a writable cache the data is made anew by each process."""
-    from safetensors.numpy import save
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
 
-    arrays = {name: getattr(data, name) for name in ARRAYS}
+    arrays = {name: np.ascontiguousarray(getattr(data, name)) for name in ARRAYS}
+    facts = {"sha256": _digest(arrays)} | ({"source": source} if source else {})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(save(arrays, metadata={"sha256": _digest(arrays)}))
+        save_file(arrays, temporary, metadata=facts)
         temporary.replace(path)
-    except OSError:
+    except (OSError, SafetensorError):
         with contextlib.suppress(OSError):
             temporary.unlink()
 
@@ -131,5 +185,5 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in ARRAYS:
         digest.update(json.dumps([name, str(arrays[name].dtype), list(arrays[name].shape)]).encode())
-        digest.update(arrays[name].tobytes())
+        digest.update(arrays[name].data)
     return digest.hexdigest()
