@@ -48,6 +48,22 @@ def test_advise_says_the_move_first() -> None:
     assert "λ_max" in result.output
 
 
+def test_the_regime_report_of_the_rectified_network_has_both_its_numbers(recwarn: pytest.WarningsRecorder) -> None:
+    move = ["--learning-rate", "0.1", "--batch-size", "4", "--new-batch-size", "32"]
+    result = CliRunner().invoke(app, ["advise", *SMALL, *move, "--no-stability", "--regime"])
+    assert result.exit_code == 0, result.output
+    assert "regime at ε = 0.1, B = 4: outside" in result.output
+    assert "not computed" not in result.output
+    assert not [warning for warning in recwarn.list if "orders" in str(warning.message)]
+
+
+def test_a_regime_report_that_would_not_fit_into_memory_is_refused_before_anything_is_measured() -> None:
+    move = ["--learning-rate", "0.1", "--batch-size", "1", "--new-batch-size", "32"]
+    result = CliRunner().invoke(app, ["advise", "--width", "256", *move, "--regime"])
+    assert isinstance(result.exception, tacit.InputError)
+    assert "expected at most 4. Use --train-size" in str(result.exception)
+
+
 def test_a_problem_of_ones_own_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch, tacit\n"

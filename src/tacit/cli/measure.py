@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tacit.diagnostics import Measurement
     from tacit.problem import Problem
 
+REGIME_ROWS = 8  # gradients in float64 that the regime report holds for each minibatch at its peak
+REGIME_BYTES = 4 * 2**30
 Dataset = Annotated[str, typer.Option(help="mnist1d or fashion-mnist.")]
 Model = Annotated[str, typer.Option(help="mlp, the ReLU network of the paper.")]
 Width = Annotated[int, typer.Option(help="Width of its hidden layers.")]
@@ -97,6 +99,8 @@ def advise(
     from tacit.diagnostics import match
 
     posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
+    if regime:
+        _check_regime(posed, batch_size)
     sizes = [batch_size] if new_batch_size is None else [batch_size, new_batch_size]
     seen = _measure(posed, sizes, learning_rate, sample, confidence, seed, curvature=stability)
     advice = match(
@@ -217,14 +221,35 @@ def _imported(name: str) -> Problem:
     return made
 
 
+def _check_regime(posed: Problem, batch_size: int) -> None:
+    """Refuse, before anything is measured, what would not fit into memory."""
+    batches = posed.train_size // max(1, batch_size)
+    numbers = sum(value.numel() for value in posed.parameters.values())
+    each = REGIME_ROWS * 8 * numbers
+    if batches * each > REGIME_BYTES:
+        most = REGIME_BYTES // each * batch_size
+        remedy = f"--train-size {most}, a larger --batch-size, or no --regime" if most else "no --regime"
+        raise InputError(
+            f"--regime holds some {REGIME_ROWS} gradients of every minibatch: {batches} minibatches of a model with "
+            f"{numbers} parameters need {batches * each / 2**30:.0f} GiB; expected at most {REGIME_BYTES / 2**30:.0f}. "
+            f"Use {remedy}."
+        )
+
+
 def _regime(posed: Problem, learning_rate: float, batch_size: int) -> str:
+    import warnings
+
     from tacit.problem import Problem
     from tacit.theory import regime
 
     size = posed.train_size // batch_size * batch_size
     data = (posed.inputs[:size], posed.targets[:size])
-    partition = Problem(posed.model, posed.loss_fn, data, batch_size=batch_size, weight_decay=posed.weight_decay)
-    return f"regime at ε = {learning_rate:g}, B = {batch_size}: {regime(partition, learning_rate=learning_rate)}"
+    decay, dtype = posed.weight_decay, posed.dtype
+    partition = Problem(posed.model, posed.loss_fn, data, batch_size=batch_size, weight_decay=decay, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about kinks: the report names them itself
+        found = regime(partition, posed.parameters, learning_rate=learning_rate)
+    return f"regime at ε = {learning_rate:g}, B = {batch_size}: {found}"
 
 
 def _check_folder(json: Path | None) -> None:

@@ -78,7 +78,10 @@ def regime(
     notes = []
     kinks = warn_if_not_smooth(scape)
     if kinks:
-        notes.append(f"the loss has kinks ({', '.join(kinks)}): the second correction is that of one smooth piece.")
+        notes.append(
+            f"the loss has kinks ({', '.join(kinks)}): the next correction is that of the smooth piece around this "
+            "point, without what units add that switch during a step."
+        )
     sharpness = curvature(scape, w, seed=seed)
     batches = scape.batches_per_epoch
     reach = batches * learning_rate * sharpness
