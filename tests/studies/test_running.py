@@ -19,12 +19,14 @@ import pytest
 
 from tacit import InputError
 from tacit.studies import runner, store, worker
+from tacit.studies.attempts import FleetsFailedError, Task, Watch
 from tacit.studies.checkpoint import DamagedCheckpointError
 from tacit.studies.datasets import Data
-from tacit.studies.executors import LocalExecutor, Task, Watch, WorkersLostError
+from tacit.studies.executors import LocalExecutor
 from tacit.studies.fleet import Training
 from tacit.studies.packing import Fleet, pack
 from tacit.studies.runner import Watcher
+from tacit.studies.status import study_status
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import Study, parse_study
 from tacit.studies.wire import Message
@@ -316,13 +318,49 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on(tmp_path: Path, long_
     assert rows_on_disk(tmp_path) == long_rows
 
 
-def test_a_fleet_that_loses_every_worker_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_fleet_that_loses_three_workers_is_reported_failed_and_can_be_tried_again(tmp_path: Path) -> None:
     with LocalExecutor(1) as executor:
-        killer = Killer(executor, times=100)
+        killer = Killer(executor, times=3)
         one = parse_study({**LONG.model_dump(), "grid": [{"learning_rate": [0.05]}]})
-        with pytest.raises(WorkersLostError, match="4 times"):
+        (fleet,) = pack(one.runs)
+        with pytest.raises(FleetsFailedError, match=f"1 of 1 fleet failed .{fleet.id}."):
             runner.run(one, tmp_path, executor=executor, watcher=killer, checkpoint_seconds=0.05)
-    assert len(killer.texts) == 4
+        assert len(killer.texts) == 3
+        failure = StudyFolder(tmp_path).failure(fleet.id)
+        assert failure is not None
+        assert (failure["attempts"], failure["error"]) == (3, "its worker was killed by signal 9")
+        runner.run(one, tmp_path, executor=executor)
+    assert StudyFolder(tmp_path).failure(fleet.id) is None
+    assert list(rows_on_disk(tmp_path)) == [fleet.id]
+
+
+def test_an_exception_in_training_fails_its_fleet_three_times_and_the_others_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Data
+) -> None:
+    """A worker's own `sitecustomize` makes training raise for one fleet: nothing of ours is told beforehand."""
+    victim, other = pack(SMALL.runs)[:2]
+    (tmp_path / "sitecustomize.py").write_text(
+        "from tacit.studies.fleet import Training\n"
+        "before = Training.advance\n"
+        "def advance(self, **options):\n"
+        f"    if self.fleet.id == {victim.id!r}: raise MemoryError('no room for this fleet')\n"
+        "    before(self, **options)\n"
+        "Training.advance = advance\n"
+    )
+    monkeypatch.setattr(LocalExecutor, "calibrate", lambda self, fleets: 1e4)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    heard, folder = Listener(), tmp_path / "out"
+    with pytest.raises(FleetsFailedError, match=victim.id):
+        runner.run(SMALL, folder, workers=1, watcher=heard)
+    assert [("failure 1 of 3" in t, "failure 2 of 3" in t, "left out" in t) for t in heard.texts] == [
+        (True, False, False), (False, True, False), (False, False, True),
+    ]  # fmt: skip
+    failure = StudyFolder(folder).failure(victim.id)
+    assert failure is not None
+    assert failure["error"].endswith("MemoryError: no room for this fleet\n")  # the whole traceback
+    assert other.id in rows_on_disk(folder)
+    assert len(rows_on_disk(folder)) == len(pack(SMALL.runs)) - 1
+    assert f"failed: fleet {victim.id}, 3 failures, the last: MemoryError: no room" in str(study_status(folder))
 
 
 def test_a_worker_ends_when_its_study_is_gone() -> None:
@@ -355,4 +393,4 @@ def test_wrong_numbers_of_workers_are_a_sentence() -> None:
 
 def test_calibration_measures_a_positive_rate(data: Data) -> None:
     runs = [run.model_dump() for run in pack(SMALL.runs)[0].runs]
-    assert worker.calibrate(runs) > 0
+    assert worker.calibrate(runs, lambda name: data) > 0

@@ -25,7 +25,8 @@ def run(
     """Train every run of a study file that has no result yet.
 
     A study that was stopped or killed goes on from its last checkpoints: run the same command again. Ctrl-C and SIGTERM
-    store checkpoints first; the exit code is then 130 or 143.
+    store checkpoints first; the exit code is then 130 or 143. A fleet that fails three times is left out, its error is
+    in the study's folder, and the others go on; the exit code is then 1.
 
     Examples:
 
@@ -36,6 +37,7 @@ def run(
     * `tacit run studies/mnist1d/quick/rates.toml learning_rate=2^-5,2^-3`
     """
     from tacit.studies import runner
+    from tacit.studies.attempts import FleetsFailedError
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
@@ -49,5 +51,8 @@ def run(
     except KeyboardInterrupt as stopped:
         typer.echo(stopped_message([folder]), err=True)
         raise typer.Exit(exit_code(stopped)) from None
+    except FleetsFailedError as failed:
+        typer.echo(f"tacit: {failed}", err=True)
+        raise typer.Exit(1) from None
     diverged = sum(row["status"] == "diverged" for row in rows)
     print(f"{len(rows)} rows ({diverged} diverged) in {folder}")

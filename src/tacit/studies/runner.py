@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tacit._errors import InputError
 from tacit.studies import estimate
 from tacit.studies.datasets import load
-from tacit.studies.executors import Executor, LocalExecutor, Task
+from tacit.studies.executors import Executor, LocalExecutor
 from tacit.studies.packing import Fleet, pack
-from tacit.studies.provenance import provenance
+from tacit.studies.recorder import Recorder
 from tacit.studies.stopping import terminable
 from tacit.studies.store import Damage, Row, StudyFolder, read_rows
 from tacit.studies.study import Study, load_study
-from tacit.studies.wire import Message
 
 CHECKPOINT_SECONDS = 10.0
 LOG = logging.getLogger("tacit.studies")
@@ -102,7 +99,7 @@ def run(
                     load(name)  # made once here, so that workers find it in the cache
             seconds = _seconds(remaining, chosen, workers=count)
             watcher.planned(Plan(study, fleets, finished, count, seconds))
-            _Progress(folder, fleets, finished, watcher, checkpoint_seconds).train(remaining, chosen, workers=count)
+            Recorder(folder, fleets, finished, watcher, checkpoint_seconds).train(remaining, chosen, workers=count)
     finally:
         watcher.ended()
         if made is not None:
@@ -160,61 +157,5 @@ def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
     return isinstance(rows, list)
 
 
-@dataclass
-class _Progress:
-    """The one writer: turns what workers say into files, and into the share of the work that is done."""
-
-    folder: StudyFolder
-    fleets: Sequence[Fleet]
-    finished: frozenset[str]
-    watcher: Watcher
-    checkpoint_seconds: float
-    done: dict[str, float] = field(default_factory=dict)
-    started: dict[str, str] = field(default_factory=dict)
-    busy_seconds: float = 0.0
-    lost_workers: dict[str, int] = field(default_factory=dict)
-
-    def train(self, remaining: Sequence[Fleet], executor: Executor, *, workers: int) -> None:
-        self.done = {fleet.id: float(fleet.id in self.finished) for fleet in self.fleets}
-        began_fresh = all(not self.folder.checkpoint_path(fleet.id).exists() for fleet in remaining)
-        tasks = [Task(fleet, self.folder.read_checkpoint(fleet.id), self.checkpoint_seconds) for fleet in remaining]
-        executor.run(tasks, self.heard)
-        if began_fresh and self.busy_seconds > 5:  # a rate worth keeping: whole fleets, not a few steps
-            estimate.store_rate(workers, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
-
-    def heard(self, fleet: Fleet, message: Message) -> None:
-        if fleet.id not in self.started:
-            self.started[fleet.id] = _now()
-            self.folder.begin(fleet.id)
-        if message.kind == "progress":
-            self.done[fleet.id] = message.facts["done"]
-        elif message.kind == "checkpoint":
-            self.folder.write_checkpoint(fleet.id, message.content)
-        elif message.kind == "warning":
-            self.lost_workers[fleet.id] = self.lost_workers.get(fleet.id, 0) + 1
-            self.watcher.said(message.facts["text"])
-        elif message.kind == "rows":
-            self.busy_seconds += message.facts["seconds"]
-            self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts["seconds"]))
-            self.done[fleet.id] = 1.0
-        total = sum(each.cost for each in self.fleets)
-        self.watcher.advanced(sum(each.cost * self.done[each.id] for each in self.fleets) / total)
-
-    def _meta(self, fleet: Fleet, seconds: float) -> dict[str, Any]:
-        return {
-            "fleet": fleet.id,
-            "runs": len(fleet.runs),
-            "seconds": seconds,  # of the last stretch: after a resume, since the checkpoint
-            "started": self.started[fleet.id],
-            "ended": _now(),
-            "warnings": self.lost_workers.get(fleet.id, 0),
-            **provenance(),
-        }
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

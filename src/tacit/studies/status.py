@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tacit.studies import checkpoint
 from tacit.studies.packing import pack
@@ -23,6 +24,7 @@ class Status:
     fleets: Counter[str]
     done: float
     damaged: tuple[str, ...]
+    failed: tuple[str, ...] = ()  # a sentence for each fleet that was given up
 
     def __str__(self) -> str:
         lines = [
@@ -30,6 +32,7 @@ class Status:
             f"runs:   {sum(self.rows.values())} of {self.runs} have a row ({_listed(self.rows) or 'none yet'})",
             f"fleets: {_listed(self.fleets)}",
             *[f"damaged: {path}; `tacit run` trains that fleet again" for path in self.damaged],
+            *[f"failed: {text}" for text in self.failed],
         ]
         return "\n".join([self.question, *lines] if self.question else lines)
 
@@ -40,7 +43,7 @@ def study_status(folder: str | Path) -> Status:
     study, running = store.study(), store.is_locked()
     rows: Counter[str] = Counter()
     fleets: Counter[str] = Counter()
-    damaged, done, total = [], 0.0, 0.0
+    damaged, failed, done, total = [], [], 0.0, 0.0
     for fleet in pack(study.runs):
         found = store.rows(fleet.id)
         total += fleet.cost
@@ -53,12 +56,23 @@ def study_status(folder: str | Path) -> Status:
             damaged.append(str(store.rows_path(fleet.id)))
         content = store.read_checkpoint(fleet.id)
         share = checkpoint.peek(content).get("done", 0.0) if content else 0.0
-        fleets["under way" if content or (running and store.has_begun(fleet.id)) else "waiting"] += 1
+        failure = store.failure(fleet.id)
+        if failure is not None:
+            fleets["failed"] += 1
+            failed.append(f"fleet {fleet.id}, {last_line(failure)}; `tacit run` tries it again")
+        else:
+            fleets["under way" if content or (running and store.has_begun(fleet.id)) else "waiting"] += 1
         done += fleet.cost * share
     return Status(
         name=study.name, question=study.question, running=running, runs=len(study.runs), rows=rows,
-        fleets=fleets, done=done / total, damaged=tuple(damaged),
+        fleets=fleets, done=done / total, damaged=tuple(damaged), failed=tuple(failed),
     )  # fmt: skip
+
+
+def last_line(failure: dict[str, Any]) -> str:
+    """How often a fleet failed, and the last line of its error."""
+    lines = str(failure.get("error", "")).strip().splitlines()
+    return f"{failure.get('attempts', '?')} failures, the last: {lines[-1] if lines else 'unknown'}"
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -6,6 +6,7 @@
     DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
                                            what differs from one training to the next is here, so rows stay comparable
     DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
+    DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
 """
 
 from __future__ import annotations
@@ -185,11 +186,13 @@ class StudyFolder:
         self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         self.write(self.rows_path(fleet), content)
         self.checkpoint_path(fleet).unlink(missing_ok=True)
+        self.failure_path(fleet).unlink(missing_ok=True)
 
     def begin(self, fleet: str) -> None:
         """Leave a sign that the fleet is in training: its folder, empty until the first checkpoint."""
         with _said_as_a_sentence(self.path):
             self.fleet_folder(fleet).mkdir(parents=True, exist_ok=True)
+            self.failure_path(fleet).unlink(missing_ok=True)  # it is tried again
 
     def has_begun(self, fleet: str) -> bool:
         return self.fleet_folder(fleet).is_dir()
@@ -205,6 +208,22 @@ class StudyFolder:
 
     def write_checkpoint(self, fleet: str, content: bytes) -> None:
         self.write(self.checkpoint_path(fleet), content)
+
+    def failure_path(self, fleet: str) -> Path:
+        return self.fleet_folder(fleet) / "failed.json"
+
+    def failure(self, fleet: str) -> dict[str, Any] | None:
+        """`error` and `attempts` of a fleet that was given up; None when it was not."""
+        try:
+            found = json.loads(self.failure_path(fleet).read_text(encoding="utf-8"))
+        except OSError:
+            return None
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"error": "failed.json cannot be read"}
+
+    def write_failure(self, fleet: str, facts: dict[str, Any]) -> None:
+        self.write(self.failure_path(fleet), (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
 
     def write(self, path: Path, content: bytes) -> None:
         """Write to a temporary name, then rename: a reader sees the old file or the new one, never a part."""

@@ -1,11 +1,10 @@
-"""What a study's process and its workers say to each other: JSON and raw bytes over a pipe, never pickle."""
+"""What a study's process and its workers say to each other: JSON and raw bytes in frames, never pickle."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -14,7 +13,9 @@ class Message:
 
     To a worker: `train` (fleet, runs; content: checkpoint to go on from), `calibrate`, `stop`.
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `rows` (rows,
-    seconds), `rate` (millions of operations per second), `stopped`, `failed` (text).
+    seconds, made_by), `rate` (millions of operations per second), `stopped`, `failed` (text, input: whether it is an
+    InputError).
+    From an executor to a study: what workers say, but `failed` (text, attempts) means that the fleet is given up.
     """
 
     kind: str
@@ -22,12 +23,29 @@ class Message:
     content: bytes = b""
 
 
-def send(pipe: Connection, message: Message) -> None:
+class Pipe(Protocol):
+    """Whole frames of bytes in both directions: a `multiprocessing` connection, or two queues."""
+
+    def send_bytes(self, frame: bytes, /) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+    def poll(self) -> bool: ...
+
+
+def send(pipe: Pipe, message: Message) -> None:
+    pipe.send_bytes(encode(message))
+
+
+def receive(pipe: Pipe) -> Message:
+    return decode(pipe.recv_bytes())
+
+
+def encode(message: Message) -> bytes:
     head = json.dumps({"kind": message.kind, "facts": message.facts}).encode()
-    pipe.send_bytes(len(head).to_bytes(8, "little") + head + message.content)
+    return len(head).to_bytes(8, "little") + head + message.content
 
 
-def receive(pipe: Connection) -> Message:
-    frame = pipe.recv_bytes()
+def decode(frame: bytes) -> Message:
     end = 8 + int.from_bytes(frame[:8], "little")
     return Message(**json.loads(frame[8:end]), content=frame[end:])

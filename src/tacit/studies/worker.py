@@ -12,12 +12,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 from tacit._errors import InputError
-from tacit.studies.wire import Message, receive, send
+from tacit.studies.provenance import provenance
+from tacit.studies.wire import Message, Pipe, receive, send
 
-PROGRESS_SECONDS = 0.3
+if TYPE_CHECKING:
+    from tacit.studies.datasets import Data
+
+Load = Callable[[str], "Data"]
 
 
 class StopRequest(BaseException):
@@ -32,10 +38,9 @@ def prepare_process() -> None:
     torch.set_flush_denormal(True)  # squares of vanishing gradients are subnormal, and slow
 
 
-def train(pipe: Connection, message: Message) -> None:
+def train(pipe: Pipe, message: Message, load: Load) -> None:
     """One fleet, from its checkpoint if there is a good one, to its rows."""
     from tacit.studies.checkpoint import DamagedCheckpointError
-    from tacit.studies.datasets import load
     from tacit.studies.fleet import Training
     from tacit.studies.packing import Fleet
     from tacit.studies.spec import make_run
@@ -53,7 +58,7 @@ def train(pipe: Connection, message: Message) -> None:
 
     def pause(training: Training) -> None:
         now = time.monotonic()
-        if now - last["progress"] >= PROGRESS_SECONDS:
+        if now - last["progress"] >= message.facts["progress_seconds"]:
             last["progress"] = now
             send(pipe, Message("progress", {"done": training.position / training.first.minibatches}))
         if now - last["checkpoint"] >= every:
@@ -65,12 +70,17 @@ def train(pipe: Connection, message: Message) -> None:
             raise StopRequest
 
     training.advance(pause=pause)
-    send(pipe, Message("rows", {"rows": training.rows(), "seconds": time.monotonic() - started}))
+    rows = training.rows()
+    send(pipe, Message("rows", {"rows": rows, "seconds": time.monotonic() - started, "made_by": made_by(training)}))
 
 
-def calibrate(runs: list[dict[str, object]]) -> float:
+def made_by(training: Any) -> dict[str, Any]:
+    """This worker's versions, machine and device: on a cluster they are not those of the study's process."""
+    return {**provenance(), "device": str(getattr(training, "device", "cpu"))}
+
+
+def calibrate(runs: list[dict[str, object]], load: Load) -> float:
     """Millions of operations per second on a small part of these runs: half a second of training."""
-    from tacit.studies.datasets import load
     from tacit.studies.fleet import Training
     from tacit.studies.packing import Fleet
     from tacit.studies.spec import make_run
@@ -92,16 +102,17 @@ def end_with(parent: int) -> None:
     os._exit(1)
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Pipe, load: Load) -> None:
+    """Train what arrives until told to stop; `load` gives the data by name."""
     prepare_process()
     send(pipe, Message("ready"))
     while True:
         message = receive(pipe)
         try:
             if message.kind == "train":
-                train(pipe, message)
+                train(pipe, message, load)
             elif message.kind == "calibrate":
-                send(pipe, Message("rate", {"rate": calibrate(message.facts["runs"])}))
+                send(pipe, Message("rate", {"rate": calibrate(message.facts["runs"], load)}))
             else:
                 raise StopRequest
         except StopRequest:
@@ -116,9 +127,11 @@ def serve(pipe: Connection) -> None:
 
 
 def main() -> None:
+    from tacit.studies.datasets import load
+
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody would read the rows
-        serve(Connection(int(sys.argv[1])))
+        serve(Connection(int(sys.argv[1])), load)
 
 
 if __name__ == "__main__":
