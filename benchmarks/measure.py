@@ -98,7 +98,7 @@ def resnet(count: int) -> tuple[Workload, str]:
 
 
 CASES = [
-    Case("mlp-512", "MLP 784-512³-10", 4096, 256, 64, 1.5, fashion),
+    Case("mlp-512", "MLP 784-512³-10", 4096, 256, 16, 1.5, fashion),
     Case("wrn-10-1", "WRN-10-1 SkipInit, 3x32x32", 4096, 64, 32, 2.5, resnet),
 ]
 PEERS = {"opacus": ("opacus", "opacus"), "backpack": ("backpack", "backpack-for-pytorch")}  # module, distribution

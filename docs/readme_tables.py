@@ -1,15 +1,35 @@
-"""The README's two tables, made from stored results: run this file to write them; a test compares them."""
+"""Tables of the README and of docs, made from stored results: run this file to write them; a test compares them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "benchmarks" / "results" / "bench.json"
+ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
+MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 VERDICTS = ROOT / "docs" / "results" / "mnist1d" / "results.json"
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
+TASKS = {"mnist1d": "MNIST-1D", "fashion": "Fashion-MNIST"}
+ARMS = {
+    "small": "small batch, tuned rate",
+    "same": "same rate",
+    "epochs": "same rate, same epochs",
+    "linear": "linearly scaled rate",
+    "matched": "advised rate",
+    "penalty": "advised strength",
+}
+WAYS = {
+    "factors": "the pass for Γ",
+    "measure": "all of `tacit.measure`",
+    "vmap": "`vmap`",
+    "opacus": "Opacus",
+    "backpack": "BackPACK",
+}
 
 
 def costs() -> str:
@@ -48,14 +68,106 @@ def verdicts() -> str:
     return "\n".join(lines)
 
 
-def filled(text: str) -> str:
-    """The README with both tables put between their markers."""
-    for marker, table in (("costs", costs()), ("verdicts", verdicts())):
+def advice() -> str:
+    """Both tasks of benchmarks/advice.py: test accuracy at the end, and the paired difference from the small batch."""
+    lines = [
+        "| task | way | B | ε | λ | test accuracy, % [95 %] | minus small batch [95 %] | diverged |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task, found in _advice().items():
+        for arm, entry in found["arms"].items():
+            difference = "" if arm == "small" else _points(entry["final_minus_small"])
+            cells = [TASKS[task], ARMS[arm], *_settings(entry), _percent(entry["final_test_accuracy"]), difference]
+            lines.append("| " + " | ".join([*cells, _diverged(entry, found)]) + " |")
+    return "\n".join(lines)
+
+
+def advice_in_full(task: str) -> str:
+    """One task: also updates, the best test accuracy seen on the way, and training accuracy."""
+    found = _advice()[task]
+    lines = [
+        "| way | B | ε | λ | updates | at the end | best seen | minus small | training | diverged |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for arm, entry in found["arms"].items():
+        difference = "" if arm == "small" else _points(entry["final_minus_small"])
+        cells = [ARMS[arm], *_settings(entry), str(entry["updates"]), _percent(entry["final_test_accuracy"])]
+        cells += [_percent(entry["best_test_accuracy"]), difference, f"{100 * entry['final_train_accuracy'][0]:.1f}"]
+        lines.append("| " + " | ".join([*cells, _diverged(entry, found)]) + " |")
+    return "\n".join(lines)
+
+
+def _advice() -> dict[str, Any]:
+    return json.loads(ADVICE.read_text())
+
+
+def _settings(entry: dict[str, Any]) -> list[str]:
+    return [str(entry["batch_size"]), f"{entry['learning_rate']:.4g}", f"{entry['strength'] or 0:.4g}"]
+
+
+def _percent(found: list[float]) -> str:
+    mean, low, high = (100 * min(max(number, 0.0), 1.0) for number in found)  # Student's intervals know no bounds
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _points(found: list[float]) -> str:
+    mean, low, high = (f"{100 * number:.1f}".replace("-", "−") for number in found)
+    return f"{mean} [{low}, {high}]"
+
+
+def _diverged(entry: dict[str, Any], found: dict[str, Any]) -> str:
+    return f"{entry['diverged']} of {len(found['seeds'])}"
+
+
+def measuring() -> str:
+    """What per-example norms cost, from benchmarks/measure.py: time and memory as multiples of a plain gradient pass."""
+    if not MEASURE.exists():
+        return "Not recorded yet: `python benchmarks/measure.py --json benchmarks/results/measure.json`."
+    stored = json.loads(MEASURE.read_text())
+    lines = [
+        "| model and data | promised | " + " | ".join(WAYS.values()) + " |",
+        "| --- | --- |" + " --- |" * len(WAYS),
+    ]
+    for case in stored["cases"].values():
+        plain = case["ways"]["plain"]["peak_bytes"]
+        cells = [f"{case['title']}, {case['data'].split(':')[0]}, {case['examples']} examples", f"{case['limit']:g}"]
+        for way in WAYS:
+            entry = case["ways"].get(way)
+            absent = "not installed" if case["left_out"].get(way, "").startswith("not installed") else "refuses"
+            cells.append(absent if entry is None else f"{entry['ratio']:.2f} ({entry['peak_bytes'] / plain:.1f})")
+        lines.append("| " + " | ".join(cells) + " |")
+    threads = stored["threads"]
+    threads = f"{threads} thread" if threads == 1 else f"{threads} threads"
+    rounds = max(case["rounds"] for case in stored["cases"].values())
+    lines += ["", f"Time, (peak memory) as multiples of a plain gradient pass in the same run: {threads}, medians of "
+              f"{rounds} rounds."]  # fmt: skip
+    return "\n".join(lines)
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"costs": costs, "advice": advice, "verdicts": verdicts},
+    "docs/diagnostics.md": {
+        "measuring": measuring,
+        "advice-mnist1d": lambda: advice_in_full("mnist1d"),
+        "advice-fashion": lambda: advice_in_full("fashion"),
+    },
+}
+
+
+def filled(text: str, tables: dict[str, Callable[[], str]]) -> str:
+    """A page with every table put between its markers; a marker that is not there is an error."""
+    for marker, make in tables.items():
+        table = make()
         pattern = rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)"
-        text = re.sub(pattern, lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        text, count = re.subn(
+            pattern, lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL
+        )  # type: ignore[misc]
+        if count != 1:
+            raise SystemExit(f"found {count} places marked {marker}; expected one")
     return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text()))
+    for name, tables in PAGES.items():
+        page = ROOT / name
+        page.write_text(filled(page.read_text(), tables))

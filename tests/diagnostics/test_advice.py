@@ -92,6 +92,20 @@ def test_a_rate_beyond_stability_is_named() -> None:
     assert not any("unstable" in note for note in tacit.match(seen(3.0, 500.0, eigenvalue=0.5), **MOVE).notes)
 
 
+def test_a_matched_rate_beyond_stability_is_not_what_the_first_sentence_recommends() -> None:
+    risky = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE).sentence
+    assert risky.index("keep ε' = 0.1 and add a penalty") < risky.index("beyond 2/λ_max = 0.4 and may diverge")
+    assert "use ε'" not in risky
+    calm = tacit.match(seen(3.0, 500.0, eigenvalue=0.5), **MOVE).sentence
+    assert "use ε'" in calm
+    assert "diverge" not in calm
+
+
+def test_a_requested_rate_beyond_stability_is_named() -> None:
+    advice = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE, new_learning_rate=0.5)
+    assert any(note.startswith("the rate ε' = 0.5 is beyond 2/λ_max = 0.4") for note in advice.notes)
+
+
 def test_every_number_comes_with_its_equation() -> None:
     advice = tacit.match(seen(3.0, 500.0, eigenvalue=5.0), **MOVE)
     back = json.loads(advice.to_json())

@@ -15,6 +15,7 @@ from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import examples_needed
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
+UNSTABLE = 2.0  # ε λ_max from which descent on a quadratic diverges
 LINEAR_UP_TO = 0.1  # linear scaling is called right while C_reg's two terms are a tenth apart or more
 
 
@@ -114,10 +115,11 @@ def match(
         lines.append(Line("stability", "ε'·λ_max", stability, "below 1: inside the theory; above 2: unstable",
                           "descent on a quadratic contracts for ελ < 2; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
         linear = learning_rate * new_batch_size / batch_size
-        for words, value in (("the matched rate", matched.value), ("linear scaling to", linear)):
-            if value / rate * stability.value >= 2:
+        rates = {"the rate": rate, "the matched rate": matched.value, "linear scaling to": linear}
+        for words, value in rates.items():
+            if value / rate * stability.value >= UNSTABLE:
                 notes.append(
-                    f"{words} ε' = {value:.4g} is beyond 2/λ_max = {2 * rate / stability.value:.3g}: unstable at the "
+                    f"{words} ε' = {value:.4g} is beyond 2/λ_max = {_largest_rate(seen):.3g}: unstable at the "
                     "measured point; training moves to flatter places or fails."
                 )
     else:
@@ -165,9 +167,7 @@ def _matching_batch_size(seen: Measurement, learning_rate: float, batch_size: in
     return max(1, min(seen.train_size, round(seen.train_size / (1 + seen.train_size * share))))
 
 
-def _decided(
-    seen: Measurement, matched: Estimate, strength: Estimate, learning_rate: float
-) -> tuple[bool, str | None]:
+def _decided(seen: Measurement, matched: Estimate, strength: Estimate, learning_rate: float) -> tuple[bool, str | None]:
     """Whether the sample settles the advice: ε' within a factor of two, λ within half of ε."""
     wide = not matched.low > 0 or matched.high > TOO_WIDE * matched.low
     wide = wide or not strength.high - strength.low <= learning_rate
@@ -191,13 +191,24 @@ def _sentence(
     near = abs(matched.value / linear - 1) <= LINEAR_UP_TO
     scaling = "linear scaling holds" if near else f"linear scaling would say {linear:.4g}"
     penalty = (
-        f"or keep ε' = {new_rate:.4g} and add a penalty of λ = {strength.value:.4g} on micro-batches of {micro}"
+        f"keep ε' = {new_rate:.4g} and add a penalty of λ = {strength.value:.4g} on micro-batches of {micro}"
         if strength.value > 0
         else f"at ε' = {new_rate:.4g} no penalty is needed"
     )
-    return (
-        f"From ε = {rate:g}, B = {batch} to B' = {new_batch}: use ε' = {matched.value:.4g} ({scaling}), {penalty}."
-    )
+    move = f"From ε = {rate:g}, B = {batch} to B' = {new_batch}"
+    largest = _largest_rate(seen)
+    if matched.value >= largest:  # in the recorded experiment such rates trained on one task and failed on the other
+        return (
+            f"{move}: {penalty}; the rate that needs none, ε' = {matched.value:.4g} ({scaling}), is beyond 2/λ_max = "
+            f"{largest:.3g} and may diverge."
+        )
+    return f"{move}: use ε' = {matched.value:.4g} ({scaling}), or {penalty}."
+
+
+def _largest_rate(seen: Measurement) -> float:
+    """2/λ_max; infinite where λ_max was not measured, or where nothing is curved upwards."""
+    found = seen.largest_eigenvalue
+    return UNSTABLE / found.value if found is not None and found.value > 0 else math.inf
 
 
 def _check(
