@@ -28,7 +28,11 @@ CONTENTS = tuple(
 )
 BLOCK = 512  # of tar
 OTHERS = 1 << 20  # bytes that members we don't read (names of classes, a readme) may have together
-LIMIT = sum(content.size + 2 * BLOCK for content in CONTENTS) + 2 * OTHERS  # unpacked bytes an archive may have
+
+
+def largest(contents: Sequence[Content] = CONTENTS) -> int:
+    """Bytes that a tar archive of these contents may have: with headers, padding, other members, and zeros behind."""
+    return sum(content.size + 2 * BLOCK for content in contents) + 2 * OTHERS
 
 
 class _Reader:

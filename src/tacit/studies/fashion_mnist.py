@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tacit.studies.data_streams import Content, UnreadableError, pieces, unpacked, whole
+from tacit.studies.data_streams import Content, UnreadableError
 from tacit.studies.datasets import Data, load, standardise
 
 if TYPE_CHECKING:
@@ -20,12 +19,6 @@ CONTENTS = (
     Content("t10k-labels-idx1-ubyte", 10_008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
 )
 UNSIGNED_BYTES = 8  # IDX's number for the type of an entry
-
-
-def read_content(path: Path, content: Content) -> bytes:
-    """One file's published bytes, packed with gzip or not."""
-    found = pieces(path)
-    return whole(unpacked(found, limit=content.size) if path.suffix == ".gz" else found, content)
 
 
 def parse_idx(raw: bytes) -> np.ndarray:
