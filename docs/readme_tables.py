@@ -120,7 +120,7 @@ def _diverged(entry: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def measuring() -> str:
-    """What per-example norms cost, from benchmarks/measure.py: time and memory as multiples of a plain gradient pass."""
+    """What per-example norms cost, from benchmarks/measure.py: time and memory in plain gradient passes."""
     if not MEASURE.exists():
         return "Not recorded yet: `python benchmarks/measure.py --json benchmarks/results/measure.json`."
     stored = json.loads(MEASURE.read_text())
