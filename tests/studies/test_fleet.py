@@ -69,7 +69,7 @@ def test_fifty_updates_of_a_fleet_are_fifty_updates_of_each_run(name: str, data:
         assert run.total_updates == 50
         linear = [module for module in single_run(run, data) if isinstance(module, torch.nn.Linear)]
         # Rounding of 1e-16 grows over fifty updates of a kinked loss; a wrong coefficient shows at 1e-3.
-        for layer, weight, bias in zip(linear, training.layers.weights, training.layers.biases, strict=True):
+        for layer, weight, bias in zip(linear, training.program.layers.weights, training.program.layers.biases, strict=True):
             torch.testing.assert_close(weight[number], layer.weight.detach().T, rtol=1e-9, atol=1e-11)
             torch.testing.assert_close(bias[number, 0], layer.bias.detach(), rtol=1e-9, atol=1e-11)
 
@@ -141,7 +141,7 @@ def test_a_diverging_run_leaves_its_neighbours_untouched(strength: float, data: 
 def test_a_diverged_run_keeps_what_was_seen_and_says_when(data: Data) -> None:
     training = Training(Fleet((spec(updates=200), spec(updates=200, seed=1))), data)
     training.advance(until=80)
-    training.layers.weights[0][1].fill_(float("inf"))
+    training.program.layers.weights[0][1].fill_(float("inf"))
     training.advance()
     fine, diverged = training.rows()
     assert (fine["status"], fine["diverged_at"]) == ("finished", None)

@@ -13,7 +13,8 @@ gradient is v = ∇Ĉ + μω and the penalized loss of one minibatch is
 
 so the weight gradient of the penalized loss is Xᵀ[D + (λ/2)(Ḋ + μD)] + (λ/2)ẊᵀD + μ(1 + λμ/2)W: the gradient XᵀD is
 never formed where B is small beside the layer (the Gram form). Where it is not, the same products are
-associated the other way, X(XᵀD) and D(XᵀD)ᵀ: the cheaper of the two is counted, per layer.
+associated the other way, X(XᵀD) and D(XᵀD)ᵀ: the cheaper of the two is counted, per layer. With μω outside the
+penalized norm, `decay_penalized=False`, the terms with λμ are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Layers:
     def tensors(self) -> list[Tensor]:
         return [*self.weights, *self.biases]
 
+    def to(self, device: torch.device) -> Layers:
+        return Layers([weight.to(device) for weight in self.weights], [bias.to(device) for bias in self.biases])
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -52,6 +56,7 @@ class Rates:
     weight_decay: Tensor
     penalized: bool
     decayed: bool
+    decay_penalized: bool = True  # whether μω is inside the penalized norm
 
 
 def initialise(sizes: Sequence[int], seeds: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Layers:
@@ -91,7 +96,7 @@ def squared_gradient_norm(layers: Layers, inputs: Tensor, targets: Tensor, *, we
     """‖∇Ĉ + μω‖² of one minibatch, per run."""
     X, logits = _forward(layers, inputs)
     D = _backward(layers, X, (logits.softmax(2) - targets) / inputs.shape[1])
-    total = torch.zeros(len(inputs), dtype=inputs.dtype)
+    total = torch.zeros(len(inputs), dtype=inputs.dtype, device=inputs.device)
     for x, d, weight, bias in zip(X, D, layers.weights, layers.biases, strict=True):
         total += (torch.bmm(x.mT, d) + weight_decay * weight).square().sum((1, 2))
         total += (d.sum(1, keepdim=True) + weight_decay * bias).square().sum((1, 2))
@@ -133,6 +138,7 @@ def _penalty(
     """T = Ẋ and S = εD + (ελ/2)(Ḋ + μD) of every layer."""
     last = len(layers) - 1
     rows = X[0].shape[1]
+    decayed = rates.decayed and rates.decay_penalized
     gram = [rows * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2] * 3 / 2 for x, d in zip(X, D, strict=True)]
     gradients = [None if small else torch.bmm(x.mT, d) for small, x, d in zip(gram, X, D, strict=True)]
     T = [torch.zeros(0)]  # the minibatch itself does not move
@@ -141,21 +147,21 @@ def _penalty(
         moved += d.sum(1, keepdim=True)
         if at > 0:
             moved.baddbmm_(T[at], layers.weights[at])
-        if rates.decayed:
+        if decayed:
             moved += rates.weight_decay * torch.baddbmm(layers.biases[at], x, layers.weights[at])
         if at < last:
             T.append(_where_active(moved, X[at + 1]))
     turned = probabilities * moved
     turned -= probabilities * turned.sum(2, keepdim=True)  # the softmax's own derivative
     S = [rates.learning_rate * D[last] + half / rows * turned]
-    if rates.decayed:
+    if decayed:
         S[0] += half * rates.weight_decay * D[last]
     for at in range(last, 0, -1):
         x, d, gradient = X[at], half * D[at], gradients[at]
         s = torch.bmm(torch.bmm(d, D[at].mT), x) if gradient is None else torch.bmm(d, gradient.mT)
         s.baddbmm_(S[-1], layers.weights[at].mT)
         s = _where_active(s, x)
-        if rates.decayed:
+        if decayed:
             s += half * rates.weight_decay * D[at - 1]
         S.append(s)
     return T, S[::-1]
@@ -164,7 +170,9 @@ def _penalty(
 def _apply(layers: Layers, X: list[Tensor], S: list[Tensor], *, rates: Rates) -> None:
     """ω ← (1 − εμ(1 + λμ/2)) ω − (XᵀS, 1ᵀS): no gradient is written anywhere."""
     if rates.decayed:
-        decay = rates.weight_decay * (1 + rates.strength * rates.weight_decay / 2)
+        decay = rates.weight_decay
+        if rates.decay_penalized:
+            decay = decay * (1 + rates.strength * rates.weight_decay / 2)
         for tensor in layers.tensors():
             tensor.mul_(1 - rates.learning_rate * decay)
     for weight, bias, x, s in zip(layers.weights, layers.biases, X, S, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -13,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tacit._errors import InputError
-from tacit.studies.datasets import DATASETS, cache_folder
+from tacit.studies import operations
+from tacit.studies.datasets import cache_folder
 from tacit.studies.packing import Fleet, finishing_time
 
 KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
@@ -47,11 +47,8 @@ def store_rate(workers: int, rate: float) -> None:
 
 def memory(fleet: Fleet) -> float:
     """Bytes that training a fleet needs at the very least: parameters and gradients, activations of a minibatch."""
-    first = fleet.runs[0]
-    facts = DATASETS[first.dataset]
-    sizes = [facts.features, *[first.width] * first.depth, facts.classes]
-    weights = sum((a + 1) * b for a, b in itertools.pairwise(sizes))
-    return 4.0 * len(fleet.runs) * (2 * weights + first.batch_size * sum(sizes))
+    counted, rows = operations.count(fleet.runs[0]), fleet.runs[0].batch_size
+    return 4.0 * len(fleet.runs) * (2 * counted.parameters + rows * counted.activations)
 
 
 def machine_memory() -> float:
@@ -62,19 +59,24 @@ def machine_memory() -> float:
         return math.inf
 
 
-def refuse_absurd(fleets: Sequence[Fleet], *, workers: int) -> None:
-    """InputError for a study that cannot fit into this machine, or that would take longer than a year."""
+def refuse_too_big(fleets: Sequence[Fleet]) -> None:
+    """InputError for a study that cannot fit into the memory of this machine."""
     most = max(map(memory, fleets), default=0.0)
     if most > machine_memory():
         raise InputError(
             f"a fleet of this study needs at least {most / 1e9:,.0f} GB and this machine has "
             f"{machine_memory() / 1e9:,.0f} GB; use a smaller width, depth or batch_size."
         )
+
+
+def refuse_absurd(fleets: Sequence[Fleet], *, workers: int) -> None:
+    """InputError for a study that cannot fit into this machine, or that would take longer than a year on it."""
+    refuse_too_big(fleets)
     seconds = expected_seconds(fleets, workers=workers, rate=stored_rate(workers) or DEFAULT_RATE) if fleets else 0.0
     if seconds > YEAR:
         raise InputError(
-            f"this study would take about {in_words(seconds)} on {workers} workers; expected less than a year: "
-            "use fewer runs, epochs, updates or evaluations."
+            f"this study would take about {in_words(seconds)} on {workers} workers of this machine; expected less than "
+            "a year: use a cluster (--executor ray), or fewer runs, epochs, updates or evaluations."
         )
 
 

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
-from tacit.studies import batched_mlp, checkpoint
+from tacit.studies import checkpoint, devices, examples, images, programs
 from tacit.studies.datasets import DATASETS, Data
+from tacit.studies.examples import Examples
 from tacit.studies.packing import Fleet
 from tacit.studies.spec import RunSpec
 
 CHECK_EVERY = 50  # minibatches between two looks for divergence
-PAUSE_EVERY = 20  # minibatches between two calls of `pause`
 DIVERGED_LOSS = 1e4  # a mean cross-entropy that no training run comes back from: the softmax starts near 2.3
 EVALUATION_ROWS = 250  # rows per forward pass of an evaluation: activations stay in the cache
 
@@ -50,20 +50,14 @@ class Training:
     def __init__(self, fleet: Fleet, data: Data, *, dtype: torch.dtype = torch.float32) -> None:
         self.fleet, self.runs, self.dtype = fleet, fleet.runs, dtype
         self.first: RunSpec = fleet.runs[0]  # for everything that is part of the shape
-        first, facts = self.first, DATASETS[self.first.dataset]
-        self.train_inputs = torch.tensor(data.train_inputs[: first.train_size], dtype=dtype)
-        self.train_targets = torch.tensor(data.train_targets[: first.train_size])
-        self.test_inputs = torch.tensor(data.test_inputs, dtype=dtype)
-        self.test_targets = torch.tensor(data.test_targets)
-        self.one_hot = F.one_hot(self.train_targets, facts.classes).to(dtype)
-        sizes = [facts.features, *[first.width] * first.depth, facts.classes]
-        self.layers = batched_mlp.initialise(sizes, [run.seed for run in self.runs], dtype=dtype)
+        self.device = devices.choose()
+        self.train, self.test = examples.prepare(data, self.first, device=self.device, dtype=dtype)
+        self.program = programs.make(self.runs, device=self.device, dtype=dtype)
         self.schedules = [schedule(run.schedule, run.minibatches) for run in self.runs]
         self.bare_rates = [run.bare_learning_rate for run in self.runs]
-        self.strengths = self._per_run([run.strength for run in self.runs])
-        self.weight_decays = self._per_run([run.weight_decay for run in self.runs])
+        self.padding = images.padding(self.first.image_size, DATASETS[self.first.dataset].shape[-1])
         self.evaluate_at = {
-            math.ceil(first.minibatches * k / first.evaluations) for k in range(1, first.evaluations + 1)
+            math.ceil(self.first.minibatches * k / self.first.evaluations) for k in range(1, self.first.evaluations + 1)
         }
         # What changes while training:
         self.position = 0  # minibatches done
@@ -71,21 +65,19 @@ class Training:
         self.history: list[dict[str, list[float]]] = [{name: [] for name in HISTORY} for _ in self.runs]
         # What follows from it:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
-        self._factors: list[float] = []
-        self._rates: batched_mlp.Rates | None = None
 
     # -- training -------------------------------------------------------------------------------------------------
     def advance(self, *, until: int | None = None, pause: Callable[[Training], None] | None = None) -> None:
         """Train to minibatch `until`, or to the end."""
         end = self.first.minibatches if until is None else min(until, self.first.minibatches)
         while self.position < end and not self.finished:
-            logits, targets = self._minibatch()
+            logits, labels = self._minibatch()
             self.position += 1
             if self.position in self.evaluate_at:
                 self._evaluate()
             elif self.position % CHECK_EVERY == 0:
-                self._freeze_diverged(-(logits.log_softmax(2) * targets).sum(2).mean(1))
-            if pause is not None and self.position % PAUSE_EVERY == 0:
+                self._freeze_diverged(losses(logits, labels.view(len(self.runs), -1)).mean(1))
+            if pause is not None and self.position % self.program.pause_every == 0:
                 pause(self)
 
     @property
@@ -94,12 +86,23 @@ class Training:
 
     def _minibatch(self) -> tuple[Tensor, Tensor]:
         """`inner_steps` updates on the next minibatch of every run; the logits before the last of them."""
-        examples = self._examples(self.position)
-        inputs, targets = self._gather(self.train_inputs, examples), self._gather(self.one_hot, examples)
+        inputs, labels = self._batch(self.position)
         rates = self._rates_at(self.position)
         for _ in range(self.first.inner_steps):
-            logits = batched_mlp.update(self.layers, inputs, targets, rates=rates)
-        return logits, targets
+            logits = self.program.update(inputs, labels, rates=rates)
+        return logits, labels
+
+    def _batch(self, position: int) -> tuple[Tensor, Tensor]:
+        """Inputs and class numbers of the minibatches of all runs at this position, augmented as they are trained on.
+
+        Depends on (seed, position) alone: n-step SGD stays on one augmented minibatch, and C_reg sees it again.
+        """
+        numbers = self._examples(position)
+        crops = None
+        if self.first.augmentation == "crop_flip":
+            seeds = [run.seed for run in self.runs]
+            crops = images.draw_crops(self.first.batch_size, seeds, padding=self.padding, position=position)
+        return self.train.inputs.take(numbers, crops), self.train.targets.index_select(0, numbers)
 
     def _examples(self, position: int) -> Tensor:
         """Indices (runs · B) of the minibatch at this position."""
@@ -114,36 +117,20 @@ class Training:
         drawn = [
             torch.stack(epoch_batches(size, batch, order=run.order, seed=run.seed, epoch=epoch)) for run in self.runs
         ]
-        return torch.stack(drawn, dim=1).reshape(self.first.batches_per_epoch, -1)
+        return torch.stack(drawn, dim=1).reshape(self.first.batches_per_epoch, -1).to(self.device)
 
-    def _gather(self, rows: Tensor, examples: Tensor) -> Tensor:
-        return rows.index_select(0, examples).view(len(self.runs), self.first.batch_size, -1)
-
-    def _rates_at(self, position: int) -> batched_mlp.Rates:
+    def _rates_at(self, position: int) -> list[float]:
         """Rates follow the schedule minibatch by minibatch; a frozen run has rate 0."""
-        factors = [
-            factor(position) if at is None else 0.0
-            for factor, at in zip(self.schedules, self.diverged_at, strict=True)
+        return [
+            rate * factor(position) if at is None else 0.0
+            for rate, factor, at in zip(self.bare_rates, self.schedules, self.diverged_at, strict=True)
         ]
-        if self._rates is None or factors != self._factors:
-            self._factors = factors
-            self._rates = batched_mlp.Rates(
-                learning_rate=self._per_run([a * b for a, b in zip(self.bare_rates, factors, strict=True)]),
-                strength=self.strengths,
-                weight_decay=self.weight_decays,
-                penalized=self.first.strength > 0,
-                decayed=bool((self.weight_decays > 0).any()),
-            )
-        return self._rates
-
-    def _per_run(self, numbers: list[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=self.dtype).view(-1, 1, 1)
 
     # -- looking --------------------------------------------------------------------------------------------------
     def _evaluate(self) -> None:
-        train_accuracy, loss = self._accuracy_and_loss(self.train_inputs, self.train_targets)
-        test_accuracy, _ = self._accuracy_and_loss(self.test_inputs, self.test_targets)
-        full_loss = loss + self.weight_decays.flatten().double() * batched_mlp.half_squared_norm(self.layers).double()
+        train_accuracy, loss = self._accuracy_and_loss(self.train)
+        test_accuracy, _ = self._accuracy_and_loss(self.test)
+        full_loss = loss + self.program.decay_losses()
         self._freeze_diverged(full_loss)
         updates = self.position * self.first.inner_steps
         epochs = self.position / self.first.batches_per_epoch
@@ -153,23 +140,23 @@ class Training:
                 for name, value in zip(HISTORY, (updates, epochs, *values), strict=True):
                     history[name].append(value)
 
-    def _accuracy_and_loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Share of right answers and mean cross-entropy, per run, in float64."""
+    def _accuracy_and_loss(self, judged: Examples) -> tuple[Tensor, Tensor]:
+        """Share of right answers and mean cross-entropy, per run, in float64; images are not augmented."""
         right = torch.zeros(len(self.runs), dtype=torch.float64)
         loss = torch.zeros(len(self.runs), dtype=torch.float64)
-        for rows, labels in zip(inputs.split(EVALUATION_ROWS), targets.split(EVALUATION_ROWS), strict=True):
-            logits = batched_mlp.outputs(self.layers, rows.expand(len(self.runs), -1, -1))
-            right += (logits.argmax(2) == labels).sum(1)
-            loss += batched_mlp.losses(logits, labels).sum(1, dtype=torch.float64)
-        return right / len(targets), loss / len(targets)
+        for start in range(0, len(judged), EVALUATION_ROWS):
+            labels = judged.targets[start : start + EVALUATION_ROWS]
+            logits = self.program.outputs(judged.inputs.between(start, start + EVALUATION_ROWS))
+            right += (logits.argmax(2) == labels).sum(1).cpu()
+            loss += losses(logits, labels.expand(len(self.runs), -1)).cpu().sum(1, dtype=torch.float64)
+        return right / len(judged), loss / len(judged)
 
     def _freeze_diverged(self, loss: Tensor) -> None:
         """A run whose loss is not a number, or beyond return, keeps what was seen and trains no further."""
         for number, value in enumerate(loss.tolist()):
             if self.diverged_at[number] is None and not value < DIVERGED_LOSS:
                 self.diverged_at[number] = self.position * self.first.inner_steps
-                for tensor in self.layers.tensors():
-                    tensor[number].zero_()  # nothing reads them again; zeros keep infinities out of the arithmetic
+                self.program.clear(number)
 
     def implicit_regularizers(self) -> list[float]:
         """C_reg = (1/4m) Σₖ ‖∇Ĉₖ‖² of every run, over the minibatches of the epoch it is in           (Eq. 1)."""
@@ -177,11 +164,7 @@ class Training:
         start = last - last % self.first.batches_per_epoch
         total = torch.zeros(len(self.runs), dtype=torch.float64)
         for position in range(start, start + self.first.batches_per_epoch):
-            examples = self._examples(position)
-            inputs, targets = self._gather(self.train_inputs, examples), self._gather(self.one_hot, examples)
-            total += batched_mlp.squared_gradient_norm(
-                self.layers, inputs, targets, weight_decay=self.weight_decays
-            ).double()
+            total += self.program.squared_gradient_norms(*self._batch(position))
         return (total / (4 * self.first.batches_per_epoch)).tolist()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -212,7 +195,7 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
     def checkpoint(self) -> bytes:
-        arrays = {f"{at:04}": tensor.numpy() for at, tensor in enumerate(self.layers.tensors())}
+        arrays = {f"{at:04}": tensor.cpu().contiguous().numpy() for at, tensor in enumerate(self.program.tensors())}
         return checkpoint.encode(arrays, {**self._made_by(), **self._progress()})
 
     def restore(self, content: bytes) -> None:
@@ -221,7 +204,7 @@ class Training:
         if any(state.get(key) != value for key, value in self._made_by().items()):
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
-        for at, tensor in enumerate(self.layers.tensors()):
+        for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
 
     def _made_by(self) -> dict[str, Any]:
@@ -231,6 +214,11 @@ class Training:
     def _progress(self) -> dict[str, Any]:
         done = self.position / self.first.minibatches
         return {"position": self.position, "done": done, "diverged_at": self.diverged_at, "history": self.history}
+
+
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every row, (runs, rows)."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
 
 
 HISTORY = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tacit.studies import operations
 from tacit.studies.datasets import DATASETS
 from tacit.studies.spec import RunSpec, digest
 
 # Fleet sizes that are tried. Fewer runs than 8 waste time on calls, more than 24 leave the cache of one core
 # (tried 1 to 64 at width 64, B=32: 18 thousand run-updates per second at 24 runs, 15 at 8 or 48, 9 at 64).
 CAPS = range(24, 7, -1)
+# Beyond this many multiply-adds per example a run trains alone: its products are large enough by themselves
+# (Fashion-MNIST, B=32: a fleet saves a fifth of the time per run at width 256, nothing at widths 512 and 1024).
+ALONE = 2**19
 REFERENCE_WORKERS = 2  # packing balances two workers, whatever number of them comes
 
 
@@ -31,16 +35,25 @@ class Fleet:
     @cached_property
     def cost(self) -> float:
         """Expected work in millions of operations, calls included."""
-        first = self.runs[0]
-        facts = DATASETS[first.dataset]
-        sizes = [facts.features, *[first.width] * first.depth, facts.classes]
-        weights = sum(a * b for a, b in itertools.pairwise(sizes)) / 1e6
+        first, counted = self.runs[0], operations.count(self.runs[0])
+        weights = counted.multiply_adds / 1e6
         # A plain update is three products per layer, two operations per multiply-add. The price of calling was fitted
-        # once (2.1 million operations per layer), and the exact penalty at 2.5 times a plain update.
-        update = 2.1 * (first.depth + 1) + 6 * first.batch_size * weights * len(self.runs)
-        update *= 2.5 if first.strength else 1.0
-        evaluation = 2 * (first.train_size + facts.test_size) * weights * len(self.runs)
+        # once (2.1 million operations per layer), and the exact penalty at 2.5 plain updates, 3.5 with convolutions.
+        update = 2.1 * counted.layers + 6 * first.batch_size * weights * len(self.runs)
+        update *= (2.5 if first.model == "mlp" else 3.5) if first.strength else 1.0
+        test_size = first.test_size or DATASETS[first.dataset].test_size
+        evaluation = 2 * (first.train_size + test_size) * weights * len(self.runs)
         return first.total_updates * update + first.evaluations * evaluation
+
+
+def has_run_axis(run: RunSpec) -> bool:
+    """Whether such runs can train as one program with a run axis; others have a model of their own."""
+    return run.model == "mlp" and run.precision == "float32"
+
+
+def trains_alone(run: RunSpec) -> bool:
+    """Whether a fleet of several such runs would be no faster than one after the other."""
+    return not has_run_axis(run) or operations.count(run).multiply_adds > ALONE
 
 
 def shape(run: RunSpec) -> tuple[object, ...]:
@@ -48,6 +61,7 @@ def shape(run: RunSpec) -> tuple[object, ...]:
     return (
         run.dataset, run.model, run.method, run.augmentation, run.train_size, run.width, run.depth,
         run.batch_size, run.inner_steps, run.minibatches, run.evaluations, run.strength > 0,
+        run.image_size, run.test_size, run.weight_decay_penalized, run.precision,
     )  # fmt: skip
 
 
@@ -71,6 +85,6 @@ def finishing_time(costs: Sequence[float], workers: int) -> float:
 
 def _split(group: list[RunSpec], cap: int) -> list[Fleet]:
     """As few fleets as `cap` allows, their sizes differing by at most one."""
-    parts = math.ceil(len(group) / cap)
+    parts = math.ceil(len(group) / (1 if trains_alone(group[0]) else cap))
     bounds = [len(group) * part // parts for part in range(parts + 1)]
     return [Fleet(tuple(group[low:high])) for low, high in itertools.pairwise(bounds)]

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from tacit._errors import InputError
 from tacit.studies.datasets import DATASETS
@@ -39,6 +48,14 @@ Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # the upper end turns a typing error into a sentence
+# Keys that came after the first rows were stored. At these values they are neither stored nor hashed, so that a run
+# keeps its identity; readers of rows fill them in (`store.read_rows`).
+LATER: dict[str, Any] = {
+    "image_size": None,
+    "test_size": None,
+    "weight_decay_penalized": True,
+    "precision": "float32",
+}
 
 
 class RunSpec(BaseModel):
@@ -47,6 +64,15 @@ class RunSpec(BaseModel):
     Exactly one of `epochs` and `updates` sets the length; an update is one change of the parameters, so n-step SGD
     makes n of them per minibatch. `bare_learning_rate` α may be given instead of `learning_rate`; ε = nα is stored.
 
+    - `model`: an `mlp` of `depth` hidden layers of `width`, or a `wide_resnet`, WRN-`depth`-`width` with SkipInit.
+    - `weight_decay` is μ in Ĉ + (μ/2)‖ω‖², over all parameters: weights, biases, SkipInit scalars. The penalised norm
+      is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
+    - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
+      and a random horizontal flip.
+    - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
+    - `test_size`: accuracy on the first images of the test set; without it on all.
+    - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
+
     >>> run = RunSpec(learning_rate="2^-4", epochs=2, train_size=64, batch_size=16, evaluations=2)
     >>> run.batches_per_epoch, run.minibatches
     (4, 8)
@@ -54,9 +80,9 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: Literal["mnist1d"] = "mnist1d"
+    dataset: Literal["mnist1d", "fashion_mnist", "cifar10"] = "mnist1d"
     train_size: Count = 4000
-    model: Literal["mlp"] = "mlp"
+    model: Literal["mlp", "wide_resnet"] = "mlp"
     width: Annotated[int, Field(ge=1, le=65536)] = 64
     depth: Annotated[int, Field(ge=1, le=64)] = 3
     learning_rate: Positive
@@ -67,11 +93,15 @@ class RunSpec(BaseModel):
     order: Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"] = "shuffled"
     schedule: Literal["constant", "paper_decay"] = "constant"
     weight_decay: NotNegative = 0.0
-    augmentation: Literal["none"] = "none"
+    augmentation: Literal["none", "crop_flip"] = "none"
     epochs: Count | None = None
     updates: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     evaluations: Count = 10
+    image_size: Count | None = LATER["image_size"]
+    test_size: Count | None = LATER["test_size"]
+    weight_decay_penalized: bool = LATER["weight_decay_penalized"]
+    precision: Literal["float32", "bfloat16"] = LATER["precision"]
 
     @model_validator(mode="before")
     @classmethod
@@ -86,11 +116,28 @@ class RunSpec(BaseModel):
             raise ValueError(f"bare_learning_rate is {shorten(bare)}; expected a number greater than 0")
         return {**rest, "learning_rate": bare * steps if isinstance(steps, int) else bare}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_is_none(cls, given: Any) -> Any:
+        """The published image size and the whole test set have one spelling, so that a run has one hash."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
+            return given
+        facts = DATASETS.get(given.get("dataset", "mnist1d"))
+        if facts is None:
+            return given
+        whole = {"test_size": facts.test_size, "image_size": facts.shape[-1] if len(facts.shape) == 3 else None}
+        return {key: None if key in whole and value == whole[key] else value for key, value in given.items()}
+
     @model_validator(mode="after")
     def _combination(self) -> RunSpec:
-        largest = DATASETS[self.dataset].train_size
-        if self.train_size > largest:
-            raise ValueError(f"train_size is {self.train_size}; {self.dataset} has {largest} training examples")
+        facts = DATASETS[self.dataset]
+        if self.train_size > facts.train_size:
+            raise ValueError(
+                f"train_size is {self.train_size}; {self.dataset} has {facts.train_size} training examples"
+            )
+        if self.test_size is not None and self.test_size > facts.test_size:
+            raise ValueError(f"test_size is {self.test_size}; {self.dataset} has {facts.test_size} test examples")
+        self._check_images()
         left_over = self.train_size % self.batch_size
         if self.batch_size > self.train_size:
             raise ValueError(f"batch_size is {self.batch_size}; expected at most train_size {self.train_size}")
@@ -117,6 +164,39 @@ class RunSpec(BaseModel):
             raise ValueError(f"evaluations is {self.evaluations}; this run has only {self.minibatches} minibatches")
         return self
 
+    def _check_images(self) -> None:
+        """The keys that need images, and those that a Wide-ResNet needs."""
+        shape = DATASETS[self.dataset].shape
+        images = len(shape) == 3
+        pictures = [name for name, facts in DATASETS.items() if len(facts.shape) == 3]
+        if self.model == "wide_resnet":
+            if not images:
+                raise ValueError(
+                    f"model is wide_resnet and dataset is {self.dataset}, which has no images; "
+                    f"use model mlp, or dataset {' or '.join(pictures)}"
+                )
+            if self.depth < 10 or (self.depth - 4) % 6:
+                raise ValueError(f"depth is {self.depth}; a wide_resnet needs depth 6n + 4: use 10, 16, 22, …")
+            if self.width > 64:
+                raise ValueError(f"width is {self.width}; of a wide_resnet it is the factor k of WRN-d-k: at most 64")
+        if self.augmentation != "none" and not images:
+            raise ValueError(
+                f"augmentation is {self.augmentation} and dataset is {self.dataset}, which has no images; "
+                f"use augmentation none, or dataset {' or '.join(pictures)}"
+            )
+        if self.image_size is not None:
+            if not images:
+                raise ValueError(
+                    f"image_size is {self.image_size} and dataset is {self.dataset}, which has no images; "
+                    f"leave image_size out, or use dataset {' or '.join(pictures)}"
+                )
+            sizes = [size for size in range(4, shape[-1] + 1) if shape[-1] % size == 0]
+            if self.image_size not in sizes:
+                raise ValueError(
+                    f"image_size is {self.image_size}; images of {self.dataset} can be averaged to "
+                    f"{', '.join(map(str, sizes))}: use one of them"
+                )
+
     @property
     def batches_per_epoch(self) -> int:
         """m = N/B."""
@@ -138,6 +218,10 @@ class RunSpec(BaseModel):
     def bare_learning_rate(self) -> float:
         """α = ε/n, the rate of each of the n updates on one minibatch."""
         return self.learning_rate / self.inner_steps
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key not in LATER or value != LATER[key]}
 
     @cached_property
     def hash(self) -> str:

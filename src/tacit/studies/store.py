@@ -1,12 +1,12 @@
 """The folder of a study: one writer at a time, every file complete or absent, nothing trusted without its checksum.
 
-    DIR/study.json                         the validated study, its hash, the schema version
-    DIR/lock                               held by the process that writes
-    DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
-    DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
-                                           what differs from one training to the next is here, so rows stay comparable
-    DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
-    DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
+DIR/study.json                         the validated study, its hash, the schema version
+DIR/lock                               held by the process that writes
+DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
+DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
+                                       what differs from one training to the next is here, so rows stay comparable
+DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
+DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tacit._errors import InputError
-from tacit.studies.spec import RunSpec, canonical, digest
+from tacit.studies.spec import LATER, RunSpec, canonical, digest
 from tacit.studies.study import SCHEMA, Study, parse_study
 
 Row = dict[str, Any]
@@ -38,7 +38,8 @@ SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  
 def read_rows(folder: str | Path) -> list[Row]:
     """The rows of every finished fleet of a study folder, in the order of the study's runs.
 
-    Unfinished fleets have no rows yet and are left out; a damaged rows file is refused with a sentence.
+    Unfinished fleets have no rows yet and are left out; a damaged rows file is refused with a sentence. Every spec has
+    every key here, also those that are left out on disk at their default.
     """
     store = StudyFolder(Path(folder))
     study = store.study()
@@ -47,7 +48,7 @@ def read_rows(folder: str | Path) -> list[Row]:
         found = store.rows(fleet)
         if isinstance(found, Damage):
             raise InputError(f"{store.rows_path(fleet)} {found}; `tacit run` on this folder trains that fleet again.")
-        rows.update({row["run"]: row for row in found or []})
+        rows.update({row["run"]: {**row, "spec": {**LATER, **row["spec"]}} for row in found or []})
     return [rows[run.hash] for run in study.runs if run.hash in rows]
 
 
@@ -257,7 +258,7 @@ def _problem(row: Any, number: int) -> Damage | None:
     if not isinstance(row, dict) or not isinstance(row.get("spec"), dict):
         return Damage(f"has no run in line {number}")
     missing = [key for key in ("run", "status", *MEASURED, "history") if key not in row]
-    missing += [f"spec.{key}" for key in RunSpec.model_fields if key not in row["spec"]]
+    missing += [f"spec.{key}" for key in RunSpec.model_fields if key not in LATER and key not in row["spec"]]
     if missing:
         return Damage(f"lacks {', '.join(missing)} in line {number}")
     if digest(row["spec"]) != row["run"]:

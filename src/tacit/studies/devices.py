@@ -1,0 +1,62 @@
+"""The device that runs train on: chosen by one rule, so that a study file never names one."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from tacit._errors import InputError
+
+KINDS = ("cuda", "mps", "cpu")  # in the order of `auto`
+
+
+def choose() -> torch.device:
+    """TACIT_DEVICE (`auto`, `cpu`, `mps`, `cuda`, `cuda:1`), or the first of CUDA, MPS and CPU that is there.
+
+    On CUDA, float32 means float32: TF32 is off unless TACIT_TF32=1, and convolutions are chosen to be repeatable.
+    """
+    wanted = os.environ.get("TACIT_DEVICE", "").strip() or "auto"
+    if wanted == "auto":
+        device = torch.device(next(kind for kind in KINDS if available(kind)))
+    else:
+        device = _named(wanted)
+    if device.type == "cuda":
+        tf32 = os.environ.get("TACIT_TF32") == "1"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    return device
+
+
+def available(kind: str) -> bool:
+    if kind == "cuda":
+        return torch.cuda.is_available()
+    return kind == "cpu" or (kind == "mps" and torch.backends.mps.is_available())
+
+
+def prefers_channels_last(device: torch.device) -> bool:
+    """Whether convolutions are faster with the channels of a pixel side by side: oneDNN and cuDNN, not MPS."""
+    return device.type in ("cpu", "cuda")
+
+
+def describe(device: torch.device) -> str:
+    """`cpu`, or the kind and the name of the card."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+def _named(wanted: str) -> torch.device:
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in KINDS:
+        raise InputError(f"TACIT_DEVICE is {wanted!r}; expected auto, {', '.join(KINDS)} or a numbered one as cuda:0.")
+    if not available(device.type):
+        raise InputError(
+            f"TACIT_DEVICE is {wanted!r} and this machine has none that torch can use; "
+            f"use auto or {', '.join(kind for kind in KINDS if available(kind))}."
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"TACIT_DEVICE is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices.")
+    return device
