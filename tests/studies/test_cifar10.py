@@ -13,7 +13,7 @@ from archives import CONTENTS, MEMBERS, own_members, tar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.studies import cifar10
+from tacit.studies import cifar10, data_files
 from tacit.studies.cifar10 import FOLDER, RECORD, members, parse_records
 from tacit.studies.data_streams import UnreadableError
 from tacit.studies.datasets import DATASETS, load
@@ -40,6 +40,14 @@ def test_the_archive_gives_the_published_sets(data_dir: Path, monkeypatch: pytes
         deviation = np.sqrt((counts * (values - mean) ** 2).sum() / counts.sum())
         assert facts.mean[channel] == pytest.approx(mean, abs=5e-9)  # written with eight decimals
         assert facts.deviation[channel] == pytest.approx(deviation, abs=5e-9)
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
+def test_the_second_load_reads_no_published_file(data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TACIT_DATA", str(data_dir))
+    load(name)
+    monkeypatch.setattr(data_files, "read", lambda _: pytest.fail("read again"))
+    load(name)
 
 
 def test_members_come_whole_in_any_order_beside_others() -> None:

@@ -33,6 +33,7 @@ def list_(data_dir: DataDir = None) -> None:
     from tacit.studies.data_files import locate
     from tacit.studies.data_sources import SOURCES
     from tacit.studies.datasets import DATASETS, cache_folder
+    from tacit.studies.download import begun_parts
 
     for name, facts in DATASETS.items():
         shape = "x".join(str(length) for length in facts.shape)
@@ -43,7 +44,9 @@ def list_(data_dir: DataDir = None) -> None:
         source, copy = SOURCES[name], locate(name, data_dir)
         if copy is None:
             size = sum(published.size for published in source.files)
-            print(f"  not here: `tacit data get {name}` fetches {size / 1e6:,.0f} MB")
+            begun = sum(part.stat().st_size for part in begun_parts(name, data_dir))
+            going_on = f", of which {begun / 1e6:,.1f} MB are here" if begun else ""
+            print(f"  not here: `tacit data get {name}` fetches {size / 1e6:,.0f} MB{going_on}")
         else:
             print(f"  in {copy.files[0] if len(copy.files) == 1 else copy.files[0].parent}")
         print(f"  {source.homepage} ({source.terms})")

@@ -70,6 +70,13 @@ def fetch(name: str, data_dir: Path | None = None, *, watch: Watch | None = None
     return [fetch_file(published, folder / published.name, watch=watch) for published in source.files]
 
 
+def begun_parts(name: str, data_dir: Path | None = None) -> list[Path]:
+    """The files of transfers that were cut, with which `fetch` goes on."""
+    source = SOURCES[name]
+    parts = [_part_path(download_folder(data_dir) / source.folder / published.name) for published in source.files]
+    return [part for part in parts if os.path.isfile(part)]
+
+
 def fetch_file(published: Published, target: Path, *, watch: Watch | None = None) -> Path:
     """One file, checked and complete, at `target`. A wrong file there is replaced once the right one is here."""
     watch = watch or Watch()
