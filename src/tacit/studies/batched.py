@@ -17,6 +17,7 @@ class Batched:
     """Many MLPs of one shape; every tensor has a leading run axis."""
 
     pause_every = 20
+    evaluation_rows = 250
 
     def __init__(self, runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> None:
         first, classes = runs[0], DATASETS[runs[0].dataset].classes

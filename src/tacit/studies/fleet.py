@@ -25,7 +25,6 @@ from tacit.studies.spec import RunSpec
 
 CHECK_EVERY = 50  # minibatches between two looks for divergence
 DIVERGED_LOSS = 1e4  # a mean cross-entropy that no training run comes back from: the softmax starts near 2.3
-EVALUATION_ROWS = 250  # rows per forward pass of an evaluation: activations stay in the cache
 
 
 def train_fleet(
@@ -144,9 +143,10 @@ class Training:
         """Share of right answers and mean cross-entropy, per run, in float64; images are not augmented."""
         right = torch.zeros(len(self.runs), dtype=torch.float64)
         loss = torch.zeros(len(self.runs), dtype=torch.float64)
-        for start in range(0, len(judged), EVALUATION_ROWS):
-            labels = judged.targets[start : start + EVALUATION_ROWS]
-            logits = self.program.outputs(judged.inputs.between(start, start + EVALUATION_ROWS))
+        rows = self.program.evaluation_rows
+        for start in range(0, len(judged), rows):
+            labels = judged.targets[start : start + rows]
+            logits = self.program.outputs(judged.inputs.between(start, start + rows))
             right += (logits.argmax(2) == labels).sum(1).cpu()
             loss += losses(logits, labels.expand(len(self.runs), -1)).cpu().sum(1, dtype=torch.float64)
         return right / len(judged), loss / len(judged)

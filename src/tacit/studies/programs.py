@@ -20,6 +20,7 @@ class Program(Protocol):
     """The models of a fleet, updated in place. Inputs of a minibatch are those of all runs, one after the other."""
 
     pause_every: int  # minibatches between two calls of `pause`
+    evaluation_rows: int  # rows per forward pass of an evaluation: activations stay in the cache
 
     def update(self, inputs: Tensor, labels: Tensor, *, rates: Sequence[float]) -> Tensor:
         """One update of every run on its own B rows, with its own rate; the logits (runs, B, classes) before it."""
