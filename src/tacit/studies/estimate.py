@@ -15,6 +15,7 @@ from tacit._errors import InputError
 from tacit.studies import operations
 from tacit.studies.datasets import cache_folder
 from tacit.studies.packing import Fleet, finishing_time
+from tacit.studies.untrusted import MEGABYTE, parse_json, read_bounded
 
 KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
 DEFAULT_RATE = 15_000.0  # before anything was measured: a core of 2020's servers; estimates by it are called rough
@@ -114,7 +115,7 @@ def _rates(workers: int) -> list[float]:
 
 def _read() -> dict[str, object]:
     try:
-        found = json.loads(_path().read_text())
+        found = parse_json(read_bounded(_path(), most=MEGABYTE))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

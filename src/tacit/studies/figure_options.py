@@ -65,7 +65,7 @@ def check_figures(figures: Mapping[str, Mapping[str, Any]]) -> None:
         for key, value in options.items():
             if key not in known:
                 listed = f"known keys: {', '.join(known)}" if known else "this figure takes no options"
-                raise ValueError(f"figures.{id}: the key {key} is unknown; {listed}")
+                raise ValueError(f"figures.{id}: the key {key[:60]} is unknown; {listed}")
             expected = known[key](value)
             if expected is not None:
                 raise ValueError(f"figures.{id}.{key} is {shorten(value)}; expected {expected}")

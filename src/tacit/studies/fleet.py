@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
 from tacit.studies import checkpoint, devices, examples, images, programs
+from tacit.studies.checkpoint import Frame
 from tacit.studies.datasets import DATASETS, Data
 from tacit.studies.examples import Examples
 from tacit.studies.packing import Fleet
@@ -203,9 +204,15 @@ class Training:
         arrays, state = checkpoint.decode(content)
         if any(state.get(key) != value for key, value in self._made_by().items()):
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
+        checkpoint.check(arrays, state, self._frame())
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
+
+    def _frame(self) -> Frame:
+        tensors = enumerate(self.program.tensors())
+        arrays = {f"{at:04}": (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for at, each in tensors}
+        return Frame(arrays, len(self.runs), self.first.minibatches, frozenset(self.evaluate_at), series=HISTORY)
 
     def _made_by(self) -> dict[str, Any]:
         """Rounding may differ between versions of torch, so they do not share checkpoints."""

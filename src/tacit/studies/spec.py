@@ -276,7 +276,7 @@ WHY = {  # the reason belongs to the sentence where a key has one value so far
 def sentence(error: ValidationError, *, where: str, known: Iterable[str]) -> str:
     """The first problem of a pydantic error: the key, what was found, what was expected."""
     first = error.errors(include_url=False)[0]
-    steps = [str(step) for step in first["loc"]]
+    steps = [str(step)[:60] for step in first["loc"]]  # a key may be as long as its file
     key = ".".join(steps)
     if first["type"] == "extra_forbidden":
         return unknown_key(where, steps[-1], known)
@@ -299,7 +299,7 @@ def _is_several(value: list[Any] | str) -> bool:
 
 
 def unknown_key(where: str, key: str, known: Iterable[str]) -> str:
-    known = list(known)
+    known, key = list(known), key if len(key) <= 60 else f"{key[:59]}…"
     close = difflib.get_close_matches(key, known, n=1)
     hint = f" did you mean {close[0]}?" if close else ""
     return f"{where}: the key {key} is unknown;{hint} known keys: {', '.join(known)}."

@@ -55,7 +55,7 @@ def study_status(folder: str | Path) -> Status:
         if isinstance(found, Damage):
             damaged.append(str(store.rows_path(fleet.id)))
         content = store.read_checkpoint(fleet.id)
-        share = checkpoint.peek(content).get("done", 0.0) if content else 0.0
+        share = checkpoint.share_done(content) if content else 0.0
         failure = store.failure(fleet.id)
         if failure is not None:
             fleets["failed"] += 1

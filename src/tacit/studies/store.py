@@ -20,11 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tacit._errors import InputError
 from tacit.studies.spec import LATER, RunSpec, canonical, digest
 from tacit.studies.study import SCHEMA, Study, parse_study
+from tacit.studies.untrusted import MEGABYTE, parse_json, read_bounded
 
 Row = dict[str, Any]
 MEASURED = (  # a number, or null for a run that diverged
@@ -32,6 +31,9 @@ MEASURED = (  # a number, or null for a run that diverged
     "final_train_accuracy", "full_loss", "implicit_regularizer",
 )  # fmt: skip
 STATUSES = ("finished", "diverged")
+# Sizes beyond which a file is not ours, so that nothing larger is ever read. A checkpoint holds a fleet's parameters.
+MOST_BYTES = {"study.json": MEGABYTE, "meta.json": MEGABYTE, "rows.jsonl": 64 * MEGABYTE, "checkpoint": 4096 * MEGABYTE}
+MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
 SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
 
 
@@ -67,7 +69,7 @@ class StudyFolder:
         """The study this folder was made for."""
         path = self.path / "study.json"
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(read_bounded(path, most=MOST_BYTES["study.json"]))
             schema = stored["schema"]
             if isinstance(schema, int) and schema > SCHEMA:
                 raise InputError(f"{path} has schema {schema}; this tacit reads schema {SCHEMA}: upgrade tacit.")
@@ -76,10 +78,12 @@ class StudyFolder:
             raise InputError(f"{self.path} holds no study.json; expected a folder made by `tacit run`.") from None
         except NotADirectoryError:
             raise InputError(f"{self.path} is not a folder; expected one made by `tacit run`.") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValidationError):
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError):
             raise InputError(f"{path} is damaged; {REMEDY}.") from None
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
         if stored.get("hash") != study.hash:
             raise InputError(f"{path} does not match its hash; {REMEDY}.")
         return study
@@ -149,23 +153,27 @@ class StudyFolder:
         return self.fleet_folder(fleet) / "checkpoint.safetensors"
 
     def fleets_on_disk(self) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             return sorted(entry.name for entry in (self.path / "fleets").iterdir() if entry.is_dir())
         return []
 
     def rows(self, fleet: str) -> list[Row] | Damage | None:
         """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
         try:
-            content = self.rows_path(fleet).read_bytes()
+            content = read_bounded(self.rows_path(fleet), most=MOST_BYTES["rows.jsonl"])
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            return Damage(f"cannot be read ({error.strerror or 'it is a folder'})")
+        except ValueError as error:
+            return Damage(str(error))
         meta = self.meta(fleet)
         if meta is None:
             return Damage("has no readable meta.json beside it, so its checksum is unknown")
         if hashlib.sha256(content).hexdigest() != meta.get("rows_sha256"):
             return Damage("does not match its checksum")
         try:
-            rows = [json.loads(line) for line in content.splitlines()]
+            rows = [parse_json(line, most_containers=MOST_CONTAINERS) for line in content.splitlines()]
         except ValueError:
             return Damage("is not JSON Lines")
         problem = next((found for number, row in enumerate(rows, 1) if (found := _problem(row, number))), None)
@@ -175,7 +183,7 @@ class StudyFolder:
 
     def meta(self, fleet: str) -> dict[str, Any] | None:
         try:
-            found = json.loads((self.fleet_folder(fleet) / "meta.json").read_text(encoding="utf-8"))
+            found = parse_json(read_bounded(self.fleet_folder(fleet) / "meta.json", most=MOST_BYTES["meta.json"]))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -183,6 +191,8 @@ class StudyFolder:
     def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: dict[str, Any]) -> None:
         """Finish a fleet. meta.json goes first: rows without their checksum are never seen."""
         content = "".join(canonical(row) + "\n" for row in rows).encode()
+        if len(content) > MOST_BYTES["rows.jsonl"]:
+            raise InputError(f"the rows of fleet {fleet} have {len(content)} bytes, too many; use fewer evaluations.")
         meta = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
         self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         self.write(self.rows_path(fleet), content)
@@ -199,12 +209,13 @@ class StudyFolder:
         return self.fleet_folder(fleet).is_dir()
 
     def discard_rows(self, fleet: str) -> None:
-        self.rows_path(fleet).unlink(missing_ok=True)
+        with _said_as_a_sentence(self.rows_path(fleet)):
+            self.rows_path(fleet).unlink(missing_ok=True)
 
     def read_checkpoint(self, fleet: str) -> bytes | None:
         try:
-            return self.checkpoint_path(fleet).read_bytes()
-        except OSError:
+            return read_bounded(self.checkpoint_path(fleet), most=MOST_BYTES["checkpoint"])
+        except (OSError, ValueError):
             return None
 
     def write_checkpoint(self, fleet: str, content: bytes) -> None:
@@ -216,10 +227,10 @@ class StudyFolder:
     def failure(self, fleet: str) -> dict[str, Any] | None:
         """`error` and `attempts` of a fleet that was given up; None when it was not."""
         try:
-            found = json.loads(self.failure_path(fleet).read_text(encoding="utf-8"))
+            found = parse_json(read_bounded(self.failure_path(fleet), most=MOST_BYTES["meta.json"]))
         except OSError:
             return None
-        except (ValueError, RecursionError):
+        except ValueError:
             found = None
         return found if isinstance(found, dict) else {"error": "failed.json cannot be read"}
 

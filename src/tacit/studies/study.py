@@ -27,10 +27,12 @@ from tacit.studies.spec import (
     shorten,
     unknown_key,
 )
+from tacit.studies.untrusted import MEGABYTE, parse_toml, read_bounded
 
 SCHEMA = 1
+MOST_BYTES = MEGABYTE  # of a study file
 MOST_RUNS = 100_000  # a typing error in a grid should be a sentence, not a full memory
-RANGE = re.compile(r"\s*(\d+):(\d+)\s*")
+RANGE = re.compile(r"\s*(\d{1,18}):(\d{1,18})\s*")
 # A run gives one of each pair; overriding one takes the other away.
 EXCLUSIVE = [{"epochs", "updates"}, {"learning_rate", "bare_learning_rate"}]
 
@@ -112,6 +114,8 @@ def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> 
 
 def parse_study(raw: Mapping[str, Any], *, where: str = "study") -> Study:
     """The study of an already parsed TOML table; its runs are validated too."""
+    if not isinstance(raw, Mapping):
+        raise InputError(f"{where}: the study is {shorten(raw)}; expected a table.")
     given = dict(raw)
     version = given.pop("schema", given.pop("schema_version", SCHEMA))
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -142,8 +146,8 @@ def _known_beside(error: ValidationError, top: list[str]) -> list[str]:
 def _read_toml(path: Path) -> dict[str, Any]:
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text)
+        text = read_bounded(path, most=MOST_BYTES).decode("utf-8")
+        return parse_toml(text)
     except FileNotFoundError:
         raise InputError(f"there is no study file {path}; expected a TOML file.") from None
     except IsADirectoryError:
@@ -153,7 +157,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path.name} is not valid TOML: {error}{_line_named_by(error, text)}.") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise InputError(f"{path.name} is refused: {error}; expected a TOML file with a study.") from None
 
 
 def _line_named_by(error: tomllib.TOMLDecodeError, text: str) -> str:
@@ -228,7 +234,7 @@ def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> Table:
     for text in overrides:
         given, equals, value = text.partition("=")
         if not equals or not given.strip() or not value.strip():
-            raise InputError(f"the override {text!r} is not key=value; write for example seeds=0:3.")
+            raise InputError(f"the override {shorten(text)} is not key=value; write for example seeds=0:3.")
         _apply(study, given.strip(), value.strip())
     return study
 
@@ -272,7 +278,7 @@ def _listed(text: str, key: str) -> list[Any] | None:
     bracketed = text.startswith("[") and text.endswith("]")
     inside = text[1:-1].strip().removesuffix(",") if bracketed else text
     if bracketed and not inside:
-        raise InputError(f"override: {key} is {text}; expected at least one value.")
+        raise InputError(f"override: {key} is {shorten(text)}; expected at least one value.")
     if bracketed or "," in inside:
         return [_value(part) for part in inside.split(",")]
     return _as_range(inside, key, where="override")
@@ -282,6 +288,8 @@ def _value(text: str) -> Any:
     """The value as TOML would read it; a bare word is a string."""
     text = text.strip()
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return number(text)
+    except ValueError as error:
+        raise InputError(f"the override value {shorten(text)} is refused: {error}.") from None

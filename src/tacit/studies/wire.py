@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tacit._errors import InputError
+from tacit.studies.untrusted import parse_json
+
 
 @dataclass(frozen=True)
 class Message:
@@ -21,6 +24,10 @@ class Message:
     kind: str
     facts: dict[str, Any] = field(default_factory=dict)
     content: bytes = b""
+
+
+class DamagedFrameError(InputError):
+    """Bytes that are no message."""
 
 
 class Pipe(Protocol):
@@ -47,5 +54,14 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes) -> Message:
+    """The message of a frame; DamagedFrameError when it is none."""
     end = 8 + int.from_bytes(frame[:8], "little")
-    return Message(**json.loads(frame[8:end]), content=frame[end:])
+    try:
+        head = parse_json(frame[8:end]) if end <= len(frame) else None
+    except ValueError:
+        head = None
+    if not isinstance(head, dict) or head.keys() != {"kind", "facts"}:
+        raise DamagedFrameError("a message between a study and its workers is damaged.")
+    if not isinstance(head["kind"], str) or not isinstance(head["facts"], dict):
+        raise DamagedFrameError("a message between a study and its workers is of another kind.")
+    return Message(head["kind"], head["facts"], content=frame[end:])

@@ -1,0 +1,115 @@
+"""Files that anybody may have written: read with a bound, parsed into plain values, or refused with ValueError.
+
+A study folder, a checkpoint and a study file come from other machines, other hands and bad disks. Whatever is in them,
+reading costs bounded memory and ends in a value or in an exception that the caller turns into a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+MEGABYTE = 2**20
+MOST_CONTAINERS = 100_000  # an empty list costs 2 bytes of text and 64 of memory: brackets are counted before parsing
+MOST_DEPTH = 40  # our files need 6; deeper ones end the parsers, or whatever walks the value after them
+MOST_DIGITS = 20  # of an integer in JSON: all that fit into 64 bits
+MOST_BITS = 1000  # of an integer in TOML: it can still be printed, and made a float, by the sentence that refuses it
+
+
+def read_bounded(path: Path, *, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes; ValueError for any other, OSError as the system says.
+
+    Pipes and devices are refused: they may never end, or keep a reader waiting for ever.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with open(handle, "rb") as opened:
+        found = os.fstat(opened.fileno())
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(f"{path} is a folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("is not a regular file")
+        if found.st_size > most:
+            raise ValueError(f"has {found.st_size} bytes; expected at most {most}")
+        content = opened.read(most + 1)  # it may grow while it is read
+    if len(content) > most:
+        raise ValueError(f"has more than {most} bytes")
+    return content
+
+
+def parse_json(content: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:
+    """The value of UTF-8 JSON that is finite in every sense, or ValueError.
+
+    Refused: NaN, infinities (also as 1e999), integers beyond 64 bits, a key given twice, deep nesting, half a
+    surrogate pair, and more lists and tables than `most_containers`.
+    """
+    if content.count(b"[") + content.count(b"{") > most_containers:
+        raise ValueError(f"more than {most_containers} lists and tables")
+    try:
+        value = json.loads(
+            content.decode("utf-8"), object_pairs_hook=_table, parse_constant=_refuse, parse_float=_finite,
+            parse_int=_integer,
+        )  # fmt: skip
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair cannot be written again
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    check_depth(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of TOML text, or ValueError (TOMLDecodeError, which names the line, where the text is not TOML)."""
+    if text.count("[") + text.count("{") > MOST_CONTAINERS or text.count(".") > MOST_CONTAINERS:
+        raise ValueError(f"more than {MOST_CONTAINERS} lists and tables")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
+    check_depth(table)
+    return table
+
+
+def check_depth(value: Any) -> None:
+    """ValueError for lists and tables nested deeper than MOST_DEPTH, or an integer beyond MOST_BITS."""
+    level, depth = [value], 0
+    while level:
+        if depth > MOST_DEPTH:
+            raise ValueError("lists or tables are nested too deeply")
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below.extend(each.values())
+            elif isinstance(each, list):
+                below.extend(each)
+            elif isinstance(each, int) and each.bit_length() > MOST_BITS:
+                raise ValueError("an integer has hundreds of digits")
+        level, depth = below, depth + 1
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key is given twice")
+    return table
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError("an integer is too large")
+    return int(text)
