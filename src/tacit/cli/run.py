@@ -19,7 +19,18 @@ def run(
         typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the file.", show_default=False),
     ] = None,
     into: Annotated[Path | None, typer.Option(help="The study's folder; runs/NAME without it.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes, one core each; all cores without it.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Fleets at a time, one core each; as many as there are cores without it.")
+    ] = None,
+    executor: Annotated[
+        str, typer.Option(help="local: processes of this machine. ray: a Ray cluster, or a Ray of this machine.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="A running Ray cluster: HOST:PORT, or auto. RAY_ADDRESS or a local Ray without it."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; TACIT_DEVICE or auto without it.")] = None,
+    attempts: Annotated[int, typer.Option(min=1, help="Failures after which a fleet is left out.")] = 3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
 ) -> None:
     """Train every run of a study file that has no result yet.
@@ -35,19 +46,27 @@ def run(
     * `tacit run studies/mnist1d/quick/rates.toml seeds=0:2 epochs=16 --into runs/try`
 
     * `tacit run studies/mnist1d/quick/rates.toml learning_rate=2^-5,2^-3`
+
+    * `tacit run studies/mnist1d/quick/rates.toml --executor ray --address auto --workers 16`
     """
+    from tacit._errors import InputError
     from tacit.studies import runner
     from tacit.studies.attempts import FleetsFailedError
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
+    if address is not None and executor != "ray":
+        raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     study = runner.load_study(file, overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
         print(runner.plan(study, folder, workers=workers))
         return
     try:
-        rows = runner.run(study, folder, workers=workers, watcher=Display())
+        rows = runner.run(
+            study, folder, executor=executor, address=address, device=device, workers=workers, attempts=attempts,
+            watcher=Display(),
+        )  # fmt: skip
     except KeyboardInterrupt as stopped:
         typer.echo(stopped_message([folder]), err=True)
         raise typer.Exit(exit_code(stopped)) from None

@@ -39,14 +39,16 @@ class Recorder:
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def train(self, remaining: Sequence[Fleet], executor: Executor, *, workers: int) -> None:
+    def train(self, remaining: Sequence[Fleet], executor: Executor, *, rate_for: int | None) -> None:
+        """Train what remains. The rate is kept for estimates with `rate_for` workers of this machine, if it is one."""
         self.done = {fleet.id: float(fleet.id in self.finished) for fleet in self.fleets}
         began_fresh = all(not self.folder.checkpoint_path(fleet.id).exists() for fleet in remaining)
         tasks = [Task(fleet, self.folder.read_checkpoint(fleet.id), self.checkpoint_seconds) for fleet in remaining]
         executor.run(tasks, self.heard)
         self._refuse_failed()
-        if began_fresh and self.busy_seconds > 5:  # a rate worth keeping: whole fleets, not a few steps
-            estimate.store_rate(workers, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
+        # A rate worth keeping: of whole fleets, not of a few steps.
+        if rate_for is not None and began_fresh and self.busy_seconds > 5:
+            estimate.store_rate(rate_for, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
 
     def heard(self, fleet: Fleet, message: Message) -> None:
         if fleet.id not in self.started:

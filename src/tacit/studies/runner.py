@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from tacit._errors import InputError
 from tacit.studies import estimate
+from tacit.studies.attempts import ATTEMPTS
 from tacit.studies.datasets import load
-from tacit.studies.executors import Executor, LocalExecutor
+from tacit.studies.executors import Executor, LocalExecutor, known_device
 from tacit.studies.packing import Fleet, pack
 from tacit.studies.recorder import Recorder
 from tacit.studies.stopping import terminable
@@ -19,6 +21,7 @@ from tacit.studies.store import Damage, Row, StudyFolder, read_rows
 from tacit.studies.study import Study, load_study
 
 CHECKPOINT_SECONDS = 10.0
+EXECUTORS = ("local", "ray")
 LOG = logging.getLogger("tacit.studies")
 
 
@@ -68,7 +71,10 @@ def run(
     into: str | Path | None = None,
     *,
     executor: str | Executor = "local",
+    address: str | None = None,
+    device: str | None = None,
     workers: int | None = None,
+    attempts: int = ATTEMPTS,
     overrides: Sequence[str] = (),
     watcher: Watcher | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -77,33 +83,38 @@ def run(
 
     `source` is a study file or a Study; `into` is the study's folder (`runs/NAME` without it). A folder that was
     killed, at any moment, goes on from its last checkpoints, and ends with the same bytes of rows. Rows don't depend
-    on `workers`. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored; then KeyboardInterrupt
-    is raised (after SIGTERM its subclass `stopping.Terminated`).
+    on `workers` or `executor`: `local` processes, `ray` (at `address`, or on this machine), or an object of your own,
+    which then has its own device and attempts. A fleet that fails `attempts` times is left out, and FleetsFailedError
+    is raised when the others are done. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored;
+    then KeyboardInterrupt is raised (after SIGTERM its subclass `stopping.Terminated`).
     """
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
     watcher = watcher or Watcher()
-    count = workers or cores()
-    made = None if not isinstance(executor, str) else _executor(executor, count)
-    chosen = made or executor
-    assert not isinstance(chosen, str)
+    elsewhere = _is_elsewhere(executor, device)  # what was measured on this machine says nothing then
     try:
         fleets = tuple(pack(study.runs))
-        estimate.refuse_absurd(fleets, workers=count)
-        with terminable(), folder.locked():
+        if not elsewhere:
+            estimate.refuse_absurd(fleets, workers=workers or cores())
+        with terminable(), folder.locked(), contextlib.ExitStack() as opened:
             folder.open_for(study)
             finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
             remaining = [fleet for fleet in fleets if fleet.id not in finished]
-            if remaining:
-                for name in sorted({fleet.runs[0].dataset for fleet in remaining}):
-                    load(name)  # made once here, so that workers find it in the cache
-            seconds = _seconds(remaining, chosen, workers=count)
+            if not remaining:
+                watcher.planned(Plan(study, fleets, finished, workers or cores(), 0.0))
+                return read_rows(folder.path)
+            for name in sorted({fleet.runs[0].dataset for fleet in remaining}):
+                load(name)  # made once here, so that workers find it in the cache
+            if isinstance(executor, str):
+                executor = _executor(executor, workers, address=address, device=device, attempts=attempts)
+                opened.callback(executor.close)
+            count = workers or getattr(executor, "workers", None) or cores()
+            seconds = _seconds(remaining, executor, workers=count, elsewhere=elsewhere)
             watcher.planned(Plan(study, fleets, finished, count, seconds))
-            Recorder(folder, fleets, finished, watcher, checkpoint_seconds).train(remaining, chosen, workers=count)
+            recorder = Recorder(folder, fleets, finished, watcher, checkpoint_seconds)
+            recorder.train(remaining, executor, rate_for=None if elsewhere else count)
     finally:
         watcher.ended()
-        if made is not None:
-            made.close()
     return read_rows(folder.path)
 
 
@@ -132,19 +143,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _executor(name: str, workers: int) -> Executor:
-    if name != "local":
-        raise InputError(f"executor={name!r} is unknown; use 'local', or an object with run, calibrate and close.")
-    return LocalExecutor(workers)
+def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:
+    """Whether fleets train on something else than cores of this machine; a wrong name is refused here, before all."""
+    if isinstance(executor, str) and executor not in EXECUTORS:
+        raise InputError(
+            f"executor={executor!r} is unknown; use {' or '.join(EXECUTORS)}, or an object with run, calibrate and close."
+        )
+    known_device(device)
+    if executor == "ray":
+        from tacit.studies.ray_session import import_ray
+
+        import_ray()
+    return executor == "ray" or device not in (None, "auto", "cpu") or bool(getattr(executor, "elsewhere", False))
 
 
-def _seconds(fleets: Sequence[Fleet], executor: Executor, *, workers: int) -> float:
-    if not fleets:
-        return 0.0
-    rate = estimate.stored_rate(workers)
+def _executor(name: str, workers: int | None, *, address: str | None, device: str | None, attempts: int) -> Executor:
+    if name == "ray":
+        from tacit.studies.ray_executor import RayExecutor
+
+        return RayExecutor(workers, address=address, device=device, attempts=attempts)
+    return LocalExecutor(workers or cores(), device=device, attempts=attempts)
+
+
+def _seconds(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewhere: bool) -> float:
+    rate = None if elsewhere else estimate.stored_rate(workers)
     if rate is None:
         rate = executor.calibrate(fleets)
-        estimate.store_rate(workers, rate)
+        if not elsewhere:
+            estimate.store_rate(workers, rate)
     return estimate.expected_seconds(fleets, workers=workers, rate=rate)
 
 

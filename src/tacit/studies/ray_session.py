@@ -1,0 +1,162 @@
+"""A connection to Ray: to a cluster that runs, or to one of this process's own that listens to nobody else.
+
+Nothing is reported to anyone, no dashboard is started, and what this process started it also stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tacit._errors import InputError
+
+INSTALL = 'pip install "tacit[ray]"'
+LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
+PREFIX = "tacit-ray-"
+
+
+class RaySession:
+    """Ray for as long as it is open. `address` is HOST:PORT or `auto`; without it RAY_ADDRESS, or a local Ray.
+
+    A process that already uses Ray keeps its connection: it is used, and left as it is.
+    """
+
+    def __init__(self, address: str | None = None, *, cpus: int) -> None:
+        self.ray = import_ray()
+        self.folder: Path | None = None  # of a Ray of our own
+        self.ours = not self.ray.is_initialized()
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        if address and "://" in address:
+            raise InputError(
+                f"address {address!r} is for Ray's client; run the study on a machine of the cluster instead, "
+                "with HOST:PORT or auto."
+            )
+        if not self.ours:
+            return
+        with _signals_kept():
+            if address and address != "local":
+                self._connect(address)
+            else:
+                self._start(cpus)
+
+    @property
+    def local(self) -> bool:
+        return self.folder is not None
+
+    def _connect(self, address: str) -> None:
+        try:
+            self.ray.init(address=address, **_quiet())
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise InputError(
+                f"no Ray cluster answers at {address!r}: {first}. Start one with `ray start --head`, or leave "
+                "--address out to use this machine alone."
+            ) from None
+
+    def _start(self, cpus: int) -> None:
+        remove_leftovers()
+        # A socket's path has at most 107 bytes, and Ray appends about 80: the system's folder may be too long (macOS).
+        parent = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+        try:
+            with _loopback_only():
+                self.ray.init(
+                    address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
+                    object_store_memory=store_bytes(), **_quiet(),
+                )  # fmt: skip
+        except Exception as error:
+            self.close()
+            raise InputError(f"Ray did not start on this machine: {str(error).strip()}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.ours:
+            self.ours = False
+            with _signals_kept():
+                self.ray.shutdown()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+
+
+def import_ray() -> ModuleType:
+    """The module, or a sentence that says how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: nothing is sent to anyone
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the behaviour of versions to come; no warning
+    try:
+        import ray
+    except ImportError:
+        raise InputError(f"the executor 'ray' needs Ray, which is not installed: {INSTALL}.") from None
+    return ray
+
+
+def store_bytes() -> int:
+    """Memory for Ray's object store: a twentieth of the machine, from 128 MB to 1 GB (Ray's own rule is a third)."""
+    from tacit.studies.estimate import machine_memory
+
+    return int(min(max(machine_memory() / 20, LEAST_STORE), MOST_STORE))
+
+
+def remove_leftovers() -> None:
+    """The folders of local Rays whose process was killed, if they are this user's."""
+    for folder in Path("/tmp").glob(f"{PREFIX}*"):
+        number = folder.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if number.isdigit() and folder.stat().st_uid == os.getuid() and not folder.is_symlink():
+                try:
+                    os.kill(int(number), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quiet() -> dict[str, Any]:
+    import logging
+
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts its own handler of SIGTERM in place of the study's, which asks workers for last checkpoints."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Ray binds to 127.0.0.1 when told that it cannot be a cluster, as it is by default on macOS and Windows.
+
+    It turns every other way of asking for the loopback address into an address that others can reach.
+    """
+    from ray._private import ray_constants
+
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    kept, constant = os.environ.get(name), getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
+    os.environ[name] = "0"  # for the processes of Ray
+    if constant is not None:
+        ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has read it already
+    try:
+        yield
+    finally:
+        if kept is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = kept
+        if constant is not None:
+            ray_constants.ENABLE_RAY_CLUSTER = constant

@@ -1,0 +1,87 @@
+"""A worker on a Ray cluster: the same loop as a local worker's, in a thread of a Ray actor, with queues for a pipe.
+
+Ray carries frames of bytes both ways. The study's process asks for what was said and gets it as the answer, so rows and
+checkpoints are on its side as soon as it has them: a machine that is lost takes only what was said since.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tacit.studies.wire import Message, encode
+
+if TYPE_CHECKING:
+    from tacit.studies.datasets import Data
+
+
+class QueuePipe:
+    """The worker's end of a pipe: what it sends is kept until it is fetched."""
+
+    def __init__(self) -> None:
+        self.to_worker: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.from_worker: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def send_bytes(self, frame: bytes, /) -> None:
+        self.from_worker.put(frame)
+
+    def recv_bytes(self) -> bytes:
+        return self.to_worker.get()
+
+    def poll(self) -> bool:
+        return not self.to_worker.empty()
+
+    def fetch(self, seconds: float) -> list[bytes]:
+        """What was sent, in order; waits for the first of it, at most so long."""
+        try:
+            frames = [self.from_worker.get(timeout=seconds)]
+        except queue.Empty:
+            return []
+        while not self.from_worker.empty():
+            frames.append(self.from_worker.get())
+        return frames
+
+
+class RayWorker:
+    """The actor. `environment` is set before torch is imported; `data` maps names to references of arrays."""
+
+    def __init__(self, environment: dict[str, str], data: dict[str, Any]) -> None:
+        os.environ.update(environment)
+        self.references, self.data = data, dict[str, "Data"]()
+        self.pipe = QueuePipe()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def tell(self, frame: bytes) -> None:
+        self.pipe.to_worker.put(frame)
+
+    def fetch(self, seconds: float) -> list[bytes]:
+        return self.pipe.fetch(seconds)
+
+    def where(self) -> dict[str, Any]:
+        """Versions that rows depend on, and the process and machine for those who look."""
+        from tacit.studies.provenance import provenance
+
+        return {"versions": provenance()["versions"], "pid": os.getpid()}
+
+    def _serve(self) -> None:
+        from tacit.studies.worker import serve
+
+        try:
+            serve(self.pipe, self._load)  # sets one thread and flushing of subnormals for this very thread
+        except BaseException as error:
+            # Importing torch failed, most likely: no fleet will ever train here.
+            facts = {"text": f"{type(error).__name__}: {error}", "input": False, "start": True}
+            self.pipe.send_bytes(encode(Message("failed", facts)))
+
+    def _load(self, name: str) -> Data:
+        """The study's process puts the arrays into Ray's store once: a machine needs no dataset of its own."""
+        import ray
+
+        from tacit.studies.datasets import Data
+
+        if name not in self.data:
+            self.data[name] = Data(**ray.get(self.references[name]))
+        return self.data[name]
