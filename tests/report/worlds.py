@@ -14,6 +14,7 @@ from tacit.studies.library import library
 from tacit.studies.packing import pack
 from tacit.studies.spec import RunSpec
 from tacit.studies.store import StudyFolder
+from tacit.studies.study import load_study
 
 Law = Callable[[RunSpec], float]
 
@@ -64,12 +65,14 @@ def make_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def make(
         law: Law, *, scale: str = "quick", scatter: float = 0.002, only: tuple[str, ...] = (), keep: float = 1.0,
+        overrides: tuple[str, ...] = (),
         diverges: Callable[[RunSpec], bool] = lambda run: False, change: Callable[[dict[str, Any]], None] | None = None,
     ) -> Path:  # fmt: skip
         root = tmp_path_factory.mktemp("world")
-        for name, study in library("mnist1d", scale).items():
+        for name, found in library(None, scale).items():
             if only and name not in only:
                 continue
+            study = load_study(found, overrides=overrides)
             folder = StudyFolder(root / name)
             with folder.locked():
                 folder.open_for(study)

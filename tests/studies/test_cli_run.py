@@ -150,8 +150,10 @@ def test_this_needs_no_torch_on_a_machine_where_nothing_was_measured(words: tupl
     assert "roughly" in ended.stdout
 
 
-@pytest.mark.parametrize("override,words", [("width=65536", "GB"), ("epochs=1000000000", "less than a year")])
-@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+TOO_BIG, TOO_LONG = ("width=65536", "GB"), ("epochs=1000000000", "less than a year")
+
+
+@pytest.mark.parametrize("override,words,dry", [(*TOO_BIG, ()), (*TOO_BIG, ("--dry-run",)), (*TOO_LONG, ())])
 def test_an_absurd_size_is_refused_before_anything_is_written(
     override: str, words: str, dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -164,6 +166,20 @@ def test_an_absurd_size_is_refused_before_anything_is_written(
     assert words in err
     assert err.count("\n") == 1
     assert not folder.exists()
+
+
+def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "run", file, "epochs=1000000000", "seeds=0:20", "--dry-run") == 0
+    plan, cost, remedy = capsys.readouterr().out.splitlines()
+    assert plan.startswith("small: 40 runs in ")
+    assert " years on " in plan
+    # 40 runs of 10⁹ epochs of 4 minibatches; one forward pass of 40-8-10 is 400 multiply-adds.
+    assert cost.startswith(
+        f"1.6e11 updates, {6 * 400 * 16 * 1.6e11:.1e}".replace("+", "") + " floating-point operations"
+    )
+    assert "--executor ray" in remedy
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

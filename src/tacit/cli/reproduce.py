@@ -16,8 +16,16 @@ def reproduce(
     figure: Annotated[
         list[str] | None, typer.Option("--figure", "-f", help="A figure, such as 1b; repeat for more. All without it.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="quick: 3 seeds, coarse grids. standard: 7 seeds, best 5.")] = "quick",
-    dataset: Annotated[str, typer.Option(help="The task.")] = "mnist1d",
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="quick: 3 seeds, coarse grids. standard: 7 seeds, best 5. small: real images, cut to hours. paper: as "
+            "published, for a cluster."
+        ),
+    ] = "quick",
+    dataset: Annotated[
+        str | None, typer.Option(help="The task: mnist1d for quick and standard, all tasks for small and paper.")
+    ] = None,
     into: Annotated[Path | None, typer.Option(help="Folder of results; runs/DATASET-SCALE without it.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes, one core each; all cores without it.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
@@ -33,18 +41,20 @@ def reproduce(
     * `tacit reproduce --figure 1b --figure 3a`
 
     * `tacit reproduce --scale standard --into runs/standard`
+
+    * `tacit reproduce --scale paper --figure 7a --dry-run`
     """
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
     from tacit.studies.estimate import in_words
     from tacit.studies.executors import LocalExecutor
-    from tacit.studies.library import library, studies_for
+    from tacit.studies.library import library, results_name, studies_for
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
-    folder = into or Path("runs") / f"{dataset}-{scale}"
+    folder = into or Path("runs") / results_name(dataset, scale)
     plans = {name: runner.plan(study, folder / name, workers=workers) for name, study in studies.items()}
     seconds = sum(plan.seconds for plan in plans.values())
     runs = sum(len(study.runs) for study in studies.values())
@@ -66,7 +76,8 @@ def reproduce(
 
     report = build_report(read_parts([folder / name for name in studies]), only=wanted)
     command = " ".join(
-        ["tacit reproduce", *[f"--figure {id}" for id in wanted], f"--scale {scale} --dataset {dataset}"]
+        ["tacit reproduce", *[f"--figure {id}" for id in wanted], f"--scale {scale}"]
+        + ([f"--dataset {dataset}"] if dataset is not None else [])
         + ([f"--into {into}"] if into is not None else [])
     )
     # A page of a few figures has a name of its own: it must not take the place of the whole report.

@@ -14,6 +14,7 @@ from tacit.report.files import NAME
 from tacit.report.generic import generic_figure
 from tacit.report.quotes import QUOTES
 from tacit.report.selection import MissingRowsError, Source
+from tacit.report.settings import compared
 from tacit.studies.store import StudyFolder, read_rows
 from tacit.studies.study import Study
 from tacit.studies.summary import Row
@@ -70,6 +71,11 @@ class Part:
         return len(self.study.runs) - len(self.rows)
 
 
+# Figures of appendix D and those of the main text that ask the same. On a task whose one protocol serves both, they
+# read the same runs.
+TWINS = {"6a": "1b", "6b": "3a", "6c": "3b"}
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything a report shows. `absent` maps a figure that could not be built to the reason."""
@@ -77,6 +83,15 @@ class Report:
     parts: tuple[Part, ...]
     figures: tuple[Figure, ...]
     absent: dict[str, str]
+
+    @property
+    def twins(self) -> dict[str, str]:
+        """Figures of appendix D that rest on the same runs as one of the main text, and that one."""
+        shown = {figure.id for figure in self.figures}
+        return {
+            id: twin for id, twin in TWINS.items()
+            if {id, twin} <= shown and _names(self.parts, id) == _names(self.parts, twin)
+        }  # fmt: skip
 
     @property
     def rows(self) -> dict[str, Row]:
@@ -128,7 +143,20 @@ def build_report(parts: Sequence[Part], *, only: Sequence[str] = ()) -> Report:
             if not has_options:  # then it is a fault of the program
                 raise
             absent[id] = f"its options cannot be used: {str(reason).rstrip('.')}."
-    return Report(tuple(parts), tuple(figures), absent)
+    made = Report(tuple(parts), tuple(figures), absent)
+    return replace(made, figures=tuple(_with_twin(figure, made.twins.get(figure.id)) for figure in made.figures))
+
+
+def _names(parts: Sequence[Part], id: str) -> list[str]:
+    """The studies that feed a figure."""
+    return [part.study.name for part in parts if id in part.study.figures]
+
+
+def _with_twin(figure: Figure, twin: str | None) -> Figure:
+    if twin is None:
+        return figure
+    words = f"These are the runs of figure {twin}, which follow appendix D's protocol, judged by the appendix's claim."
+    return replace(figure, caption=f"{words} {figure.caption}")
 
 
 def _build(id: str, parts: Sequence[Part]) -> Figure:
@@ -146,4 +174,5 @@ def _build(id: str, parts: Sequence[Part]) -> Figure:
     if id not in CATALOGUE:
         return generic_figure(id, source)
     made, said = CATALOGUE[id].build(source), QUOTES[id]
-    return replace(made, verdict=made.verdict and replace(made.verdict, quote=said.text, where=said.where))
+    verdict = made.verdict and replace(made.verdict, quote=said.text, where=said.where)
+    return replace(made, verdict=verdict, settings=compared(id, rows, options=options))

@@ -17,6 +17,7 @@ from tacit.report.selection import (
     Variable,
     alike,
     epochs_of,
+    plain,
     planned_updates,
     small_rate,
 )
@@ -126,7 +127,7 @@ def figure_3a(source: Source) -> Figure:
         RATES,
         by="score",
         claim="Different batch sizes reach the same test accuracy when ε/B is the same and B is not too large.",
-        says="Test accuracy of four batch sizes at a fixed number of epochs, against ε/B and against ε.",
+        says="Test accuracy of several batch sizes at a fixed number of epochs, against ε/B and against ε.",
     )
 
 
@@ -152,7 +153,7 @@ def figure_6b(source: Source) -> Figure:
         RATES,
         by="gap",
         claim="An MLP reaches similar accuracies at different batch sizes when ε/B is the same.",
-        says="The runs of figure 3a, which follow appendix D's protocol, judged by the distance between curves.",
+        says="Test accuracy of several batch sizes at a fixed number of epochs, judged by the distance between curves.",
     )
 
 
@@ -166,7 +167,8 @@ def figure_6c(source: Source) -> Figure:
         by="gap",
         claim="An MLP reaches similar accuracies at different batch sizes when λ/B is the same (smaller batches "
         "slightly higher ones).",
-        says="The runs of figure 3b, which follow appendix D's protocol, judged by the distance between curves.",
+        says="Test accuracy of several batch sizes at one small ε and a fixed number of updates, judged by the "
+        "distance between curves.",
     )
 
 
@@ -182,7 +184,7 @@ def _penalized(source: Source, protocol: dict[str, Any]) -> list[Row]:
 def at_epochs(source: Source, protocol: dict[str, Any]) -> tuple[list[Row], str]:
     """Runs of n-step SGD of one number of epochs, and that number in words."""
     wanted = source.options.get("epochs")
-    rows = [row for row in source.rows if wanted is None or epochs_of(row) == wanted]
+    rows = [row for row in plain(source).rows if wanted is None or epochs_of(row) == wanted]
     alike(rows, varying=N_STEP, **protocol)
     return rows, f"{epochs_of(rows[0]):g} epochs" if rows else ""
 
@@ -190,7 +192,7 @@ def at_epochs(source: Source, protocol: dict[str, Any]) -> tuple[list[Row], str]
 def at_updates(source: Source, protocol: dict[str, Any]) -> tuple[list[Row], str]:
     """Runs of n-step SGD of one number of updates, and that number in words."""
     wanted = source.options.get("updates")
-    rows = [row for row in source.rows if wanted is None or planned_updates(row) == wanted]
+    rows = [row for row in plain(source).rows if wanted is None or planned_updates(row) == wanted]
     alike(rows, varying=N_STEP, length="updates", **protocol)
     return rows, f"{planned_updates(rows[0])} parameter updates" if rows else ""
 

@@ -21,7 +21,7 @@ COLOURS = {
     "rate": "#1f6fb4", "strength": "#d9720b", "baseline": "#2a8a3a", "training": "#6f6f6f",
     # Batch sizes: dark to light greens and blues; inner steps: dark to light reds. Larger is lighter in both.
     "batch4": "#30123b", "batch8": "#3b2f80", "batch16": "#1f6fb4", "batch32": "#17a589", "batch64": "#8bc34a",
-    "batch128": "#c9b400",
+    "batch128": "#c9b400", "batch256": "#e07b00",
     "steps1": "#1f6fb4", "steps2": "#7b3294", "steps4": "#c2347d", "steps8": "#f0754e", "steps16": "#f3b23c",
     "order_shuffled": "#1f6fb4", "order_mirrored": "#c2347d", "order_shuffle_once": "#17a589", "order_fixed": "#6f6f6f",
     "order_with_replacement": "#b8860b",

@@ -70,6 +70,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "caption": figure.caption,
         "runs": figure.runs,
         "diverged": figure.diverged,
+        "not_as_in_the_paper": {each.name: [each.here, each.paper] for each in figure.settings if each.differs},
         "verdict": None if verdict is None else {
             "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number), "unit": verdict.unit,
             "rule": verdict.rule, "outcome": verdict.outcome,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tacit.report.selection import Source, learned
 from tacit.report.verdict import Verdict
 from tacit.studies.summary import Array, Cell, Ensemble, Interval, Row, ensemble, finite_cell, score_cell
+
+if TYPE_CHECKING:
+    from tacit.report.settings import Setting
 
 Scale = Literal["log2", "linear", "percent"]
 SUPERSCRIPTS = str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·")
@@ -70,6 +73,7 @@ class Figure:
     caption: str
     runs: int
     diverged: int
+    settings: tuple[Setting, ...] = ()  # of its runs, beside the paper's
 
 
 def make_points(

@@ -8,7 +8,7 @@ from typing import Any
 from tacit.report import verdict as rules
 from tacit.report.collapse import BARE, CONSTANT, DECAY, N_STEP, at_epochs, at_updates
 from tacit.report.figure import Curve, Figure, Panel, Point, all_count, caption, make_points, percent, power
-from tacit.report.selection import MissingRowsError, Source, alike
+from tacit.report.selection import MissingRowsError, Source, alike, plain
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, both, points, within
 from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, score_cell, scores
@@ -115,6 +115,7 @@ def budget_rows(source: Source, protocol: dict[str, Any]) -> list[Row]:
 
 
 def figure_4c(source: Source) -> Figure:
+    source = plain(source)
     rows = budget_rows(source, DECAY)
     best = highest(source, _tuned(source))
     lost = drop(source, best)
@@ -159,6 +160,7 @@ def _tuned(source: Source) -> list[Row]:
 
 
 def figure_7c(source: Source) -> Figure:
+    source = plain(source)
     rows = budget_rows(source, CONSTANT)
     curves = budget_curves(source)
     found: dict[tuple[int, int], Interval] = {}

@@ -298,10 +298,7 @@ def figure_6a(source: Source) -> Figure:
         "which favours both gains",
         outcome=above(ratio, rules.RECOVERS),
     )
-    says = (
-        "Appendix D's protocol (MLP, constant rate, no weight decay) is this task's protocol throughout, so these are "
-        "the runs of figure 1b, judged by the appendix's claim."
-    )
+    says = f"Test accuracy against ε at λ = 0, and against λ at ε = {power(found.small_rate)}."
     return figure(
         "6a",
         "Learning rate and strength, appendix D",

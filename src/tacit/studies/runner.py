@@ -12,6 +12,7 @@ from pathlib import Path
 from tacit._errors import InputError
 from tacit.studies import estimate
 from tacit.studies.attempts import ATTEMPTS
+from tacit.studies.costs import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digits
 from tacit.studies.datasets import load
 from tacit.studies.executors import Executor, LocalExecutor, known_device
 from tacit.studies.packing import Fleet, pack
@@ -22,6 +23,7 @@ from tacit.studies.study import Study, load_study
 
 CHECKPOINT_SECONDS = 10.0
 EXECUTORS = ("local", "ray")
+DAY = 24 * 3600.0
 LOG = logging.getLogger("tacit.studies")
 
 
@@ -47,7 +49,25 @@ class Plan:
         if self.finished:
             text += f", {len(self.finished)} finished"
         about = "roughly" if self.rough else "about"
-        return f"{text}, {about} {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
+        text += f", {about} {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
+        return f"{text}\n{self._elsewhere()}" if self.seconds > DAY else text
+
+    @property
+    def cost(self) -> Cost:
+        """What is left to do, in numbers that mean the same on every machine."""
+        return cost(run for fleet in self.remaining for run in fleet.runs)
+
+    def _elsewhere(self) -> str:
+        """For a study of more than a day: what another machine would need, and whether this one would train it."""
+        left = self.cost
+        text = (
+            f"{in_digits(left.updates)} updates, {in_digits(left.operations)} floating-point operations: about "
+            f"{estimate.in_words(left.device_seconds())} on one device of {DEVICE_TFLOPS:g} TFLOP/s used to "
+            f"{UTILISATION:.0%}"
+        )
+        if self.seconds <= estimate.YEAR:
+            return f"{text}."
+        return f"{text}.\nWorkers of this machine alone would take more than a year: use a cluster (--executor ray)."
 
 
 class Watcher:
@@ -125,13 +145,16 @@ def plan(
     workers: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """What `run` would do, without doing it: nothing is written, nothing measured, torch is not imported."""
+    """What `run` would do, without doing it: nothing is written, nothing measured, torch is not imported.
+
+    A study that would take years on this machine has a plan too, because its cost is what one wants to know.
+    """
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
     fleets = tuple(pack(study.runs))
     finished = frozenset(fleet.id for fleet in fleets if isinstance(folder.rows(fleet.id), list))
     count = workers or cores()
-    estimate.refuse_absurd(fleets, workers=count)
+    estimate.refuse_too_big(fleets)
     remaining = [fleet for fleet in fleets if fleet.id not in finished]
     rate = estimate.stored_rate(count)
     seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)

@@ -1,0 +1,121 @@
+"""The page says what was cut from the paper's setting, by comparing specs with the paper's own study files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds import paper_world
+
+from tacit.report import Report, build_report, read_parts, render
+from tacit.report.export import figure_json
+from tacit.report.settings import Setting, compared, paper_studies
+from tacit.studies.library import library
+from tacit.studies.spec import LATER, RunSpec
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def quick(make_world: Maker) -> Report:
+    return build_report(read_parts([make_world(paper_world)]))
+
+
+@pytest.fixture(scope="module")
+def paper(make_world: Maker) -> Report:
+    """Every figure from made-up rows of the paper's own files: fewer seeds and evaluations, or it takes minutes."""
+    return build_report(read_parts([make_world(paper_world, scale="paper", overrides=("seeds=0:2", "evaluations=2"))]))
+
+
+def named(report: Report, id: str) -> dict[str, Setting]:
+    (figure,) = (figure for figure in report.figures if figure.id == id)
+    return {setting.name: setting for setting in figure.settings}
+
+
+def test_the_papers_files_give_every_figure_of_the_paper(paper: Report) -> None:
+    assert paper.absent == {}
+    assert len(paper.figures) == 18
+
+
+def test_nothing_but_seeds_was_cut_from_the_papers_own_files(paper: Report) -> None:
+    for figure in paper.figures:
+        assert [setting.name for setting in figure.settings if setting.differs] == ["seeds"]
+
+
+def test_a_cut_names_this_run_and_the_paper(quick: Report) -> None:
+    found = named(quick, "1b")
+    assert (found["dataset"].here, found["dataset"].paper) == ("MNIST-1D", "CIFAR-10")
+    assert (found["model"].here, found["model"].paper) == ("MLP, 3 hidden layers of 64", "WRN-10-1")
+    assert (found["training examples N"].here, found["training examples N"].paper) == ("2,048", "49,920")
+    assert (found["length"].here, found["length"].paper) == ("200 epochs", "6,400 epochs")
+    assert (found["image size"].here, found["image size"].paper) == ("", "32 x 32")
+    assert (found["seeds"].here, found["seeds"].paper) == ("3", "7")
+    assert (found["small rate ε of the strengths"].paper) == "2⁻⁹"
+    assert not found["learning rate over a run"].differs
+
+
+def test_a_figure_is_compared_by_the_runs_that_it_reads(quick: Report) -> None:
+    assert named(quick, "7b")["length"].paper == "6,000,000 updates"
+    assert named(quick, "3b")["length"].paper == "9,984,000, 10,000,000 updates"
+    assert named(quick, "4a")["length"].paper == "400 epochs"  # not the budgets of 4c, which share its study
+    assert named(quick, "3b")["batch size B"].paper == "8, 16, 32, 64"
+
+
+def test_a_figure_that_the_paper_does_not_have_is_compared_with_nothing(quick: Report) -> None:
+    assert named(quick, "orders") == {}
+
+
+def test_smaller_images_are_a_cut() -> None:
+    rows = [
+        {"spec": {**LATER, **run.model_dump(), "image_size": 16}}
+        for run in library(None, "paper")["fig3a-cifar10"].runs
+    ]
+    (cut,) = (each for each in compared("3a", rows, options={}) if each.name == "image size")
+    assert (cut.here, cut.paper) == ("16 x 16", "32 x 32")
+
+
+def test_without_the_papers_files_a_report_is_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tacit.studies import library as module
+
+    monkeypatch.setattr(module, "library_folder", lambda: tmp_path)
+    paper_studies.cache_clear()
+    try:
+        row = {"spec": {**LATER, **RunSpec(learning_rate=0.1, epochs=1).model_dump()}}
+        assert compared("2a", [row], options={}) == ()
+    finally:
+        paper_studies.cache_clear()
+
+
+def test_the_page_and_the_json_list_the_cuts(quick: Report) -> None:
+    (figure,) = (figure for figure in quick.figures if figure.id == "1b")
+    page = render(replace(quick, figures=(figure,)), command="")
+    assert "Not as in the paper: dataset, model, training examples N" in page
+    assert "<td><strong>MNIST-1D</strong></td><td>CIFAR-10</td>" in page
+    assert figure_json(figure)["not_as_in_the_paper"]["model"] == ["MLP, 3 hidden layers of 64", "WRN-10-1"]
+
+
+# -- texts that come from the rows ------------------------------------------------------------------------------------
+def undrawn(report: Report) -> str:
+    """The page without its figures: drawing them takes most of the time."""
+    return render(replace(report, figures=()), command="")
+
+
+def test_the_title_names_the_datasets_of_the_rows(paper: Report, quick: Report) -> None:
+    assert "on CIFAR-10 and Fashion-MNIST</title>" in undrawn(paper)
+    assert "on MNIST-1D</title>" in undrawn(quick)
+
+
+def test_a_page_on_other_data_says_where_the_thresholds_come_from(paper: Report, quick: Report) -> None:
+    words = "in view (seeds 0 to 2) and taken over for other data"
+    assert words in undrawn(paper)
+    assert words not in undrawn(quick)
+
+
+def test_figures_of_appendix_d_with_runs_of_their_own_are_not_called_those_of_the_main_text(paper: Report) -> None:
+    assert paper.twins == {}
+    (figure,) = (figure for figure in paper.figures if figure.id == "6a")
+    assert "1b" not in figure.caption
