@@ -261,6 +261,7 @@ EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "less_than": "a number less than {lt}",
     "less_than_equal": "at most {le}",
+    "bool_type": "true or false",
     "literal_error": "{expected}",
     "string_type": "text",
     "dict_type": "a table",
