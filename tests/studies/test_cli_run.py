@@ -171,12 +171,13 @@ def test_an_absurd_size_is_refused_before_anything_is_written(
 def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert typed(monkeypatch, "run", file, "epochs=1000000000", "depth=64", "seeds=0:20", "--dry-run") == 0
+    more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
+    assert typed(monkeypatch, "run", file, *more, "--dry-run") == 0
     plan, cost, remedy = capsys.readouterr().out.splitlines()
     assert plan.startswith("small: 40 runs in ")
     assert " years on " in plan
-    # 40 runs of 10⁹ epochs of 4 minibatches of 16; a forward pass of 40-8⁶⁴-10 is 4,432 multiply-adds, a gradient three.
-    operations = f"{2 * 3 * 4432 * 16 * 1.6e11:.1e}".replace("+", "")
+    # 40 runs of 10⁹ epochs of 4 minibatches of 16; a forward pass of 40-800-800-10 is 680,000 multiply-adds.
+    operations = f"{2 * 3 * 680_000 * 16 * 1.6e11:.1e}".replace("+", "")
     assert cost.startswith(f"1.6e11 updates, {operations} floating-point operations")
     assert "--executor ray" in remedy
 
