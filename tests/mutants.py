@@ -375,6 +375,42 @@ MUTANTS: tuple[Mutant, ...] = (
         "np.sort(values, axis=-1)[..., :kept]",
         "studies/test_summary.py",
     ),
+    # -- data ---------------------------------------------------------------------------------------------------------
+    mutant(
+        "a gzip bomb is unpacked to its end",
+        "studies/data_streams.py",
+        "if total > limit:",
+        "if total > 1e18:",
+        "studies/test_data_streams.py",
+    ),
+    mutant(
+        "a changed batch in CIFAR-10's archive is read",
+        "studies/cifar10.py",
+        "if found != content.sha256:",
+        "if False:",
+        "studies/test_cifar10.py",
+    ),
+    mutant(
+        "a fetched file is not checked",
+        "studies/download.py",
+        "return None if found.right else found.words",
+        "return None",
+        "studies/test_data_download.py",
+    ),
+    mutant(
+        "a cut transfer begins anew",
+        "studies/download.py",
+        "    if have:\n        headers",
+        "    if False:\n        headers",
+        "studies/test_data_download.py",
+    ),
+    mutant(
+        "a changed file hides behind the cache",
+        "studies/datasets.py",
+        'if source is not None and facts.get("source") != source:',
+        "if False:",
+        "studies/test_data_files.py",
+    ),
 )
 
 

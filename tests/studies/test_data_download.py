@@ -18,7 +18,7 @@ from archives import content, packed, published
 from tacit import InputError
 from tacit.studies import download
 from tacit.studies.data_sources import Published
-from tacit.studies.download import fetch_file
+from tacit.studies.download import Watch, fetch_file
 
 RAW = bytes(i * i % 251 for i in range(60_000))
 FILE = packed(RAW, name="file", level=0)  # stored, so that its length is in our hands
@@ -187,8 +187,16 @@ def test_when_every_address_fails_one_sentence_says_why_and_nothing_looks_like_t
 
 
 def test_a_server_that_never_ends_is_left(server: Server, tmp_path: Path) -> None:
+    class Counted(Watch):
+        most = 0
+
+        def received(self, done: int, total: int) -> None:
+            self.most = max(self.most, done)
+
+    watch, file = Counted(), at(server.address("one", Mirror(endless=True)))
     with pytest.raises(InputError, match="sent more than"):
-        fetch_file(at(server.address("one", Mirror(endless=True))), tmp_path / "file.gz")
+        fetch_file(file, tmp_path / "file.gz", watch=watch)
+    assert watch.most <= file.limit
     assert names(tmp_path) == []
 
 

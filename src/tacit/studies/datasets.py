@@ -123,9 +123,9 @@ def _fetched(name: str) -> Copy:
         download.fetch(name, watch=download_bar.Bar())
     except InputError as error:
         where = f" ({found})" if found else ""
-        remedy = f"run `tacit data get {name}` where there is a network, or set TACIT_DATA to a folder that has it"
         raise InputError(
-            f"dataset {name} is not here{where}: {remedy}. {str(error)[0].upper()}{str(error)[1:]}"
+            f"dataset {name} is not here{where}: run `tacit data get {name}`, or set TACIT_DATA to a folder with it. "
+            f"Now {str(error).rstrip('.')}."
         ) from None
     copy = data_files.locate(name)
     assert copy is not None
