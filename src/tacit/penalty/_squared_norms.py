@@ -28,6 +28,17 @@ def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
     return torch.stack(gradients).sum(0).square().sum()
 
 
+def inner_product(site: Site, direction: Tensor | None, bias_direction: Tensor | None) -> Tensor:
+    """⟨V, G⟩ + ⟨v, b̄⟩ of one use of a layer, with constant V and v, one of which may be missing."""
+    return _InnerProduct.apply(site, direction, bias_direction, _wide(_inputs(site)), _wide(_output_gradient(site)))
+
+
+def parameter_gradients(site: Site) -> tuple[Tensor, Tensor | None]:
+    """G and b̄ of one use of a layer, detached."""
+    inputs, output_gradient = _wide(_inputs(site)).detach(), _wide(_output_gradient(site)).detach()
+    return site.parameter_gradients(inputs, output_gradient, site.bias is not None)
+
+
 def uses_gram(sites: Sequence[Site]) -> bool:
     """Whether the Gram form needs fewer multiplications: 2 r²(n+p) against 3 r n p, with r rows in all."""
     if not all(isinstance(site, LinearSite) for site in sites):
@@ -89,6 +100,30 @@ class _DirectNorm(torch.autograd.Function):
         for site, inputs, gradients in zip(ctx.sites, flat[::2], flat[1::2], strict=True):
             results += site.pull_back(inputs, gradients, pulled, pulled_bias)
         return tuple(results)
+
+
+class _InnerProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, site: Site, direction: Tensor | None, bias_direction: Tensor | None, inputs: Tensor, gradients: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(direction, bias_direction, inputs, gradients)
+        ctx.site = site
+        weight_gradient, bias_gradient = site.parameter_gradients(inputs, gradients, bias_direction is not None)
+        result = gradients.new_zeros(())
+        if direction is not None:
+            result = result + (direction * weight_gradient).sum()
+        if bias_direction is not None:
+            assert bias_gradient is not None
+            result = result + (bias_direction * bias_gradient).sum()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        direction, bias_direction, inputs, gradients = ctx.saved_tensors
+        pulled = torch.zeros_like(ctx.site.weight) if direction is None else cotangent * direction
+        pulled_bias = None if bias_direction is None else cotangent * bias_direction
+        return None, None, None, *ctx.site.pull_back(inputs, gradients, pulled, pulled_bias)
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit.penalty._capture import leaf_uses
 from tacit.penalty._refusals import refuse_wrong_graphs
+from tacit.penalty._state import without_hooks
 
 Closure = Callable[[], Tensor]
 
@@ -21,6 +23,9 @@ class Task:
 
     With two closures (two views of one minibatch) the objective is ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩.
     The norm runs over `parameters`; the gradient goes to every leaf that the loss depends on.
+
+    With `mean` (over workers) ∇Ĉ in the norm is the mean gradient ḡ: the task's own share of the penalty is then
+    (λ/4)(2⟨∇Ĉ, ḡ⟩ − ‖ḡ‖²) with ḡ held constant, and the mean over workers of these shares is (λ/4)‖ḡ‖².
     """
 
     model: nn.Module
@@ -31,6 +36,8 @@ class Task:
     exact: bool = True  # what the method claims
     scale: float = 1.0  # GradScaler's: what backward is multiplied with, so that half precision does not underflow
     generators: tuple[torch.Generator, ...] = ()
+    mean: Callable[[Sequence[Tensor]], list[Tensor]] | None = None
+    deliver: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None  # in place of adding to `.grad`
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def loss(self, closure: Closure) -> Tensor:
@@ -52,6 +59,17 @@ class Task:
             )
         refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
+
+    def finish(self, objective: Tensor) -> None:
+        """Add the objective's gradient to `.grad` of every leaf; or hand it to `deliver`, with all hooks silent."""
+        if self.deliver is None:
+            objective.backward()
+            return
+        leaves = list(leaf_uses(objective))
+        with without_hooks(leaves):
+            found = torch.autograd.grad(objective, leaves, allow_unused=True)
+        pairs = [(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
+        self.deliver([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,22 @@ class Views:
         if not self.reached:
             raise InputError(NOTHING_REACHED)
         self.directions = [[g[positions[id(parameter)]] for parameter in self.reached] for g in self.gradients]
+        self._inner_product: Tensor | None = None
+        if task.mean is not None:
+            self._take_means(task.mean, positions)
+
+    def _take_means(self, mean: Callable[[Sequence[Tensor]], list[Tensor]], positions: dict[int, int]) -> None:
+        """Directions become means over workers; what this worker's loss does not reach has no effect on it."""
+        whole = [
+            [g[positions[id(p)]] if id(p) in positions else torch.zeros_like(p) for p in self.parameters]
+            for g in self.gradients
+        ]
+        means = [mean(gradients) for gradients in whole]
+        self._inner_product = total((a * b).sum() for a, b in zip(means[0], means[-1], strict=True))
+        self.directions = [
+            [part for part, parameter in zip(parts, self.parameters, strict=True) if id(parameter) in positions]
+            for parts in means
+        ]
 
     def _gradient(self, loss: Tensor) -> list[Tensor]:
         with without_hooks(self.leaves):
@@ -59,7 +75,9 @@ class Views:
         return torch.stack([loss.detach() for loss in self.losses]).mean()
 
     def inner_product(self) -> Tensor:
-        """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view."""
+        """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view; of the mean gradients where the task has a mean."""
+        if self._inner_product is not None:
+            return self._inner_product
         if len(self.directions) == 1:
             return _norm(self.directions[0]).square()
         return total((a * b).sum() for a, b in zip(*self.directions, strict=True))
@@ -97,7 +115,7 @@ class Views:
         factor = self.task.weight * self.task.scale
         if factor != 1:
             torch._foreach_mul_(results, factor)
-        torch.autograd.backward(self.leaves, results)
+        (self.task.deliver or torch.autograd.backward)(self.leaves, results)
 
 
 def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:

@@ -7,6 +7,8 @@ Nine matrix products per layer where a plain gradient has three. Every other exa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,10 +24,19 @@ def backward(task: Task) -> Outcome:
     parameters = list(task.parameters.values())
     losses = [task.loss(closure) for closure in task.closures]
     gradients = [_gradients(loss, parameters, task.scale) for loss in losses]
-    norm = total((a * b).sum() for a, b in zip(gradients[0], gradients[-1], strict=True))
+    norm = share = inner_product(gradients[0], gradients[-1])
+    if task.mean is not None:
+        means = [task.mean(parts) for parts in gradients]
+        norm = inner_product(means[0], means[-1])
+        along = [inner_product(parts, other) for parts, other in zip(gradients, reversed(means), strict=True)]
+        share = 2 * torch.stack(along).mean() - norm
     loss = torch.stack(losses).mean()
-    (task.weight * task.scale * (loss + task.strength / 4 * norm)).backward()
+    task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
     return Outcome(loss.detach(), norm.detach())
+
+
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    return total((a * b).sum() for a, b in zip(left, right, strict=True))
 
 
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> list[Tensor]:

@@ -20,6 +20,7 @@ from tacit._errors import InputError
 from tacit.penalty import gram
 from tacit.penalty._refusals import sentences
 from tacit.penalty._task import Task
+from tacit.penalty._wrappers import refuse_ddp, without_ddp
 from tacit.penalty.gradient_penalty import PenaltyRecord, _penalised_parameters
 
 
@@ -44,11 +45,7 @@ class FactoredSGD(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, lr: float, *, strength: float = 0.0, weight_decay: float = 0.0) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("strength", strength)):
             _check_number(name, value)
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise InputError(
-                "the model is a DistributedDataParallel, which synchronises gradients that FactoredSGD never forms. "
-                "Use GradientPenalty with torch.optim.SGD."
-            )
+        refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
         self.model = model
         self.named = _penalised_parameters(model, ())
         self.last: PenaltyRecord | None = None
@@ -71,7 +68,7 @@ class FactoredSGD(torch.optim.Optimizer):
         self.zero_grad(set_to_none=True)
         options = {"check_sites": self.last is None}
         task = Task(self.model, self.named, (closure,), strength=float(group["strength"]), options=options)
-        with torch.enable_grad(), sentences():
+        with torch.enable_grad(), sentences(), without_ddp():
             outcome, sites = gram.run(task, keep_factors=True)
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
         by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}

@@ -18,8 +18,10 @@ from torch.nn.parameter import UninitializedParameter
 from tacit._errors import InputError
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
+from tacit.penalty._distributed import Workers, lengths
 from tacit.penalty._refusals import sentences
 from tacit.penalty._task import Outcome, Task
+from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
 from tacit.penalty.registry import choose, fastest_exact
 
 Strength = float | Callable[[int], float]
@@ -60,6 +62,9 @@ class GradientPenalty:
     - `method`: `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`; `auto` is the
       fastest exact one for the model and is replaced by its name in the attribute `method`.
     - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`.
+    - `of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
+      penalties) or `global_batch` (the penalty of the gradient averaged over workers). On one device both are the same.
+    - `check_ranks`: whether workers compare batch sizes and strengths at every step, and stop together when one fails.
     - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
     - `exclude`: names or patterns of parameters left out of the norm; they still receive its gradient.
     - `central`, `check_every`: for approximate methods; the error is estimated on every `check_every`-th step.
@@ -87,6 +92,8 @@ class GradientPenalty:
         central: bool = False,
         check_every: int = 100,
         generators: Iterable[torch.Generator] = (),
+        of: str = "micro_batch",
+        check_ranks: bool = True,
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -101,7 +108,14 @@ class GradientPenalty:
             raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
         if probability is not None and every != 1:
             raise InputError(f"every={every} and probability={probability}; expected at most one of the two.")
-        self.strength, self.micro_batch_size = strength, micro_batch_size
+        if of not in ("micro_batch", "global_batch"):
+            raise InputError(f"of={of!r} is unknown; use 'micro_batch' or 'global_batch'.")
+        if of == "global_batch" and micro_batch_size is not None:
+            raise InputError(
+                f"micro_batch_size={micro_batch_size} with of='global_batch'; expected at most one of them."
+            )
+        refuse_wrapped(model, of=of)
+        self.strength, self.micro_batch_size, self.of = strength, micro_batch_size, of
         self.every, self.probability = every, probability
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         strangers = [item for item in self.generators if not isinstance(item, torch.Generator)]
@@ -111,6 +125,7 @@ class GradientPenalty:
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
         self._error: float | None = None
+        self._workers = Workers(of, check=check_ranks)
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
 
@@ -152,28 +167,32 @@ class GradientPenalty:
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         outcomes = []
-        for piece in pieces:
-            first = (lambda piece=piece: closure(*piece)) if batch else closure
-            task = Task(
-                model=self.model,
-                parameters=self.parameters,
-                closures=(first,) if second_view is None else (first, second_view),
-                strength=strength,
-                exact=method.exact or strength == 0,
-                weight=weight / len(pieces),
-                scale=scale,
-                generators=self.generators,
-                options={"central": self.central, "check": check, "check_sites": self.last is None},
-            )
-            with torch.enable_grad(), sentences():
+        size = next(lengths(batch), None)
+        with sentences(), self._workers.step(self.model, strength, weight, size) as step, torch.enable_grad():
+            for piece in pieces:
+                first = (lambda piece=piece: closure(*piece)) if batch else closure
+                task = Task(
+                    model=self.model,
+                    parameters=self.parameters,
+                    closures=(first,) if second_view is None else (first, second_view),
+                    strength=strength,
+                    exact=method.exact or strength == 0,
+                    weight=weight / len(pieces),
+                    scale=scale,
+                    generators=self.generators,
+                    mean=step.mean if self.of == "global_batch" else None,
+                    deliver=step.deliver if step.distributed else None,
+                    options={"central": self.central, "check": check, "check_sites": self.last is None},
+                )
                 outcomes.append(_plain(task) if strength == 0 else method.backward(task))
         self.steps += 1
         return self._record(outcomes, strength)
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
-        with torch.enable_grad(), sentences():
-            return gram.plan(Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators))
+        task = Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
+        with sentences(), self._workers.alone(self.model), torch.enable_grad():
+            return gram.plan(task)
 
     def state_dict(self) -> dict[str, Any]:
         """The step count and the state of the coin for `probability`: what a resumed run needs."""
@@ -239,7 +258,7 @@ def _plain(task: Task) -> Outcome:
     losses = [task.loss(closure) for closure in task.closures]
     loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
     factor = task.weight * task.scale
-    (loss if factor == 1.0 else factor * loss).backward()
+    task.finish(loss if factor == 1.0 else factor * loss)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
 
 
@@ -265,12 +284,7 @@ def _penalised_parameters(model: nn.Module, exclude: Iterable[str]) -> dict[str,
         raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
     if any(isinstance(parameter, UninitializedParameter) for parameter in trainable.values()):
         raise InputError("the model has lazy parameters without a shape; run one forward pass first.")
-    sharded = [name for name, parameter in trainable.items() if type(parameter.data).__name__ == "DTensor"]
-    if sharded:
-        raise InputError(
-            f"parameter {sharded[0]!r} is sharded (FSDP); the penalty needs whole parameters. "
-            "Use DistributedDataParallel."
-        )
+    refuse_shards(model, trainable)
     patterns = list(exclude)
     left_out: set[str] = set()
     for pattern in patterns:

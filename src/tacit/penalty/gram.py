@@ -22,7 +22,13 @@ from tacit._tree import total
 from tacit.penalty._capture import Capture, leaf_uses
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._sites import LinearSite, Site
-from tacit.penalty._squared_norms import bias_squared_norm, uses_gram, weight_squared_norm
+from tacit.penalty._squared_norms import (
+    bias_squared_norm,
+    inner_product,
+    parameter_gradients,
+    uses_gram,
+    weight_squared_norm,
+)
 from tacit.penalty._state import RandomState, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task
 
@@ -49,12 +55,15 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     views = [_capture(task, closure) for closure in task.closures]
     parameters = list(task.parameters.values())
     with torch.autocast(device, enabled=False):
-        norm = torch.zeros_like(views[0].loss)
+        norm = share = torch.zeros_like(views[0].loss)
         if task.strength:  # without a penalty one backward pass is enough, and sites need no D
             for view in views:
                 _inner_pass(view, parameters, task.scale)
-            norm = _inner_product(views, parameters) / task.scale**2
-            if task.options.get("check_sites") and len(views) == 1:
+            if task.mean is None:
+                norm = share = _inner_product(views, parameters) / task.scale**2
+            else:
+                norm, share = _share(task, views, parameters)
+            if task.options.get("check_sites") and len(views) == 1 and task.mean is None:
                 _check(views[0], parameters, norm.detach())
         loss = torch.stack([view.loss for view in views]).mean()
         sites = [site for view in views for site in view.sites]
@@ -63,7 +72,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
             site.inner = False
         for site in factored:
             site.keep_factors = True
-        (task.weight * task.scale * (loss + task.strength / 4 * norm)).backward()
+        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
     return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
 
 
@@ -154,6 +163,45 @@ def _inner_product(views: Sequence[View], parameters: Sequence[nn.Parameter]) ->
         return _squared_norm(views, parameters)
     both, *each = [_squared_norm(chosen, parameters) for chosen in (views, views[:1], views[1:])]
     return 0.5 * (both - each[0] - each[1])
+
+
+def _share(task: Task, views: Sequence[View], parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """‖ḡ‖² of the gradient's mean over workers, and this worker's share of it, 2⟨g, ḡ⟩ − ‖ḡ‖² (see `Task`).
+
+    ḡ has to be formed to be averaged, so every layer takes the direct form here.
+    """
+    assert task.mean is not None
+    own = [_formed(view, parameters) for view in views]
+    means = [task.mean([gradient / task.scale for gradient in gradients]) for gradients in own]
+    norm = total((a * b).sum() for a, b in zip(means[0], means[-1], strict=True))
+    along = []
+    for view, other in zip(views, reversed(means), strict=True):
+        direction = {id(parameter): part for parameter, part in zip(parameters, other, strict=True)}
+        terms = [(view.gradients[key] * direction[key]).sum() for key in view.gradients if key in direction]
+        for site in (site for site in view.sites if site.output_gradient is not None):
+            of_weight = None if site.weight_by_autograd else direction.get(id(site.weight))
+            of_bias = None if site.bias is None or site.bias_by_autograd else direction.get(id(site.bias))
+            if of_weight is not None or of_bias is not None:
+                terms.append(inner_product(site, of_weight, of_bias))
+        if not terms:
+            raise InputError(NOTHING_REACHED)
+        along.append(total(term.to(terms[0].dtype) for term in terms))
+    return norm, 2 * torch.stack(along).mean() / task.scale - norm
+
+
+def _formed(view: View, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradient of each parameter as a tensor: zeros where the loss does not reach."""
+    formed = {id(parameter): torch.zeros_like(parameter) for parameter in parameters}
+    for key, gradient in view.gradients.items():
+        if key in formed:
+            formed[key] += gradient.detach()
+    for site in (site for site in view.sites if site.output_gradient is not None):
+        of_weight, of_bias = parameter_gradients(site)
+        if id(site.weight) in formed and not site.weight_by_autograd:
+            formed[id(site.weight)] += of_weight
+        if of_bias is not None and id(site.bias) in formed and not site.bias_by_autograd:
+            formed[id(site.bias)] += of_bias
+    return [formed[id(parameter)] for parameter in parameters]
 
 
 def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> Tensor:

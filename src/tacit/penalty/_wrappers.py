@@ -1,0 +1,90 @@
+"""Wrappers and settings of distributed training that the penalty cannot serve, as sentences that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit._errors import InputError
+
+REMEDY = "the penalty needs whole parameters. Use DistributedDataParallel."
+
+
+def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Sharded parameters: FSDP in both versions, and tensor parallelism."""
+    for module in model.modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if "FullyShardedDataParallel" in kinds:
+            raise InputError(f"the model is wrapped in FullyShardedDataParallel (FSDP), which shards it; {REMEDY}")
+        if kinds & {"FSDPModule", "ReplicateModule"}:
+            raise InputError(f"the model went through fully_shard (FSDP2), which shards it; {REMEDY}")
+    for name, parameter in parameters.items():
+        if type(parameter.data).__name__ == "DTensor":
+            raise InputError(f"parameter {name!r} is a DTensor (FSDP2 or tensor parallel), a shard; {REMEDY}")
+
+
+def refuse_wrapped(model: nn.Module, *, of: str) -> None:
+    """`refuse_settings` for every DDP among the model's modules."""
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            refuse_settings(module, of=of)
+
+
+def refuse_settings(ddp: DistributedDataParallel, *, of: str) -> None:
+    """Settings of DDP under which handing over one finished gradient would be wrong."""
+    if ddp._join_config.enable:
+        raise _refused("its join() context", "Use drop_last=True instead, so that no rank runs out of batches early.")
+    if ddp.static_graph and not ddp.require_backward_grad_sync:
+        raise _refused("static_graph in no_sync()", "DDP miscounts passes there: use static_graph=False.")
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise _refused("mixed_precision", "Use torch.autocast in the closure.")
+    if getattr(ddp, "_use_python_reducer", False):
+        raise _refused("compiled autograd's reducer", "Leave torch._dynamo.config.optimize_ddp at its default.")
+    if getattr(ddp, "_delay_all_reduce_params", None):
+        raise _refused("delay_all_reduce_named_params", "Leave it out.")
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
+        raise _refused("an optimizer inside backward", "Call the optimizer's step after penalty.backward.")
+    if of == "global_batch" and getattr(ddp, "_comm_hooks", None):
+        raise _refused(
+            "a communication hook", "With of='global_batch' leave it out: the gradient must be a plain mean."
+        )
+    if dist.get_world_size(ddp.process_group) > 1:
+        for name, module in ddp.module.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise InputError(
+                    f"layer {name!r} is a SyncBatchNorm, which mixes the workers' batches and has no second "
+                    "derivative. Use BatchNorm or another norm."
+                )
+
+
+def refuse_ddp(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            raise InputError(
+                "the model is a DistributedDataParallel, which synchronises gradients that FactoredSGD never forms. "
+                "Use GradientPenalty with torch.optim.SGD."
+            )
+
+
+@contextmanager
+def without_ddp() -> Iterator[None]:
+    """Inside, calling a DDP module is refused: FactoredSGD may hold the bare model and its closure the wrapped one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    watch = register_module_forward_pre_hook(lambda module, inputs: refuse_ddp((module,)))
+    try:
+        yield
+    finally:
+        watch.remove()
+
+
+def _refused(setting: str, remedy: str) -> InputError:
+    return InputError(
+        f"the model's DistributedDataParallel uses {setting}, which the penalty does not support. {remedy}"
+    )

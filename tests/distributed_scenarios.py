@@ -1,0 +1,275 @@
+"""What must be equal to one device under DistributedDataParallel; `test_distributed.py` has the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+from cases import Twice, batch_norm_net, numbers, spread
+from distributed_workers import (
+    EXAMPLES,
+    STRENGTH,
+    Result,
+    batch,
+    counted_reductions,
+    gradients,
+    loss_of,
+    scenario,
+    shard,
+    wide,
+)
+from tacit import GradientPenalty
+from tacit.penalty import METHODS
+
+
+def one_step(rank: int, world: int, method: str, **options: Any) -> dict[str, Tensor]:
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH, method=method, **options)
+    penalty.backward(loss_of(ddp, *shard(rank, world)))
+    return {**gradients(ddp), "norm": penalty.last.gradient_squared_norm}
+
+
+for method in METHODS:
+    worlds = (2, 4) if METHODS[method].exact else (2,)
+    scenario(f"micro {method}", worlds)(lambda rank, world, m=method: one_step(rank, world, m))
+    scenario(f"global {method}", worlds)(lambda rank, world, m=method: one_step(rank, world, m, of="global_batch"))
+
+
+@scenario("micro-batches within a worker", (2, 4))
+def micro_batches_within(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH, micro_batch_size=2)
+    penalty.backward(lambda x, y: F.cross_entropy(ddp(x), y), *shard(rank, world))
+    return gradients(ddp)
+
+
+def accumulated(rank: int, world: int, **options: Any) -> Result:
+    """Two calls per update on halves of the worker's part, twice: the second update starts from a first reduction."""
+    ddp = DDP(wide(), **{key: options.pop(key) for key in list(options) if key in DDP_OPTIONS})
+    penalty = GradientPenalty(ddp, STRENGTH, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        inputs, targets = shard(rank, world, step=step)
+        half = len(inputs) // 2
+        for part, context in ((slice(half), ddp.no_sync()), (slice(half, None), nullcontext())):
+            with context:
+                penalty.backward(loss_of(ddp, inputs[part], targets[part]), weight=0.5)
+        optimizer.step()
+    return {**dict(ddp.module.state_dict()), **{f"grad {k}": v for k, v in gradients(ddp).items()}}
+
+
+DDP_OPTIONS = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb")
+scenario("accumulated", (2, 4))(accumulated)
+scenario("accumulated global")(lambda rank, world: accumulated(rank, world, of="global_batch"))
+scenario("accumulated in views of buckets")(lambda rank, world: accumulated(rank, world, gradient_as_bucket_view=True))
+
+
+def trained(rank: int, world: int, **options: Any) -> Result:
+    ddp = DDP(wide(), **{key: options.pop(key) for key in list(options) if key in DDP_OPTIONS})
+    train(ddp, GradientPenalty(ddp, lambda step: 0.1 * (1 + step), **options), lambda k: shard(rank, world, step=k))
+    return dict(ddp.module.state_dict())
+
+
+def train(model: nn.Module, penalty: GradientPenalty, part: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+    """Four steps with momentum, clipping, a decaying rate and a growing strength."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    for step in range(4):
+        optimizer.zero_grad()
+        penalty.backward(lambda x, y: F.cross_entropy(model(x), y), *part(step))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+
+
+scenario("trained", (2, 4))(trained)
+scenario("trained static_graph")(lambda rank, world: trained(rank, world, static_graph=True))
+scenario("trained find_unused_parameters")(lambda rank, world: trained(rank, world, find_unused_parameters=True))
+scenario("trained find_unused_parameters forward")(
+    lambda rank, world: trained(rank, world, find_unused_parameters=True, method="forward_over_reverse")
+)
+scenario("trained gradient_as_bucket_view")(lambda rank, world: trained(rank, world, gradient_as_bucket_view=True))
+scenario("trained small buckets")(lambda rank, world: trained(rank, world, bucket_cap_mb=0.0005))
+scenario("trained gram")(lambda rank, world: trained(rank, world, method="gram"))
+scenario("trained unchecked")(lambda rank, world: trained(rank, world, check_ranks=False))
+
+
+@scenario("trained other order")
+def trained_other_order(rank: int, world: int) -> Result:
+    """Every worker shuffles its own part differently: a mean does not care."""
+    ddp = DDP(wide())
+
+    def part(step: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = shard(rank, world, step=step)
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(rank))
+        return inputs[order], targets[order]
+
+    train(ddp, GradientPenalty(ddp, lambda step: 0.1 * (1 + step)), part)
+    return dict(ddp.module.state_dict())
+
+
+@scenario("wrapped after the penalty was made")
+def wrapped_after(rank: int, world: int) -> Result:
+    model = wide()
+    penalty = GradientPenalty(model, lambda step: 0.1 * (1 + step))
+    train(DDP(model), penalty, lambda k: shard(rank, world, step=k))
+    return dict(model.state_dict())
+
+
+@scenario("part of a larger model")
+def part_of_larger(rank: int, world: int) -> Result:
+    """The body is wrapped, the head is too: two DDP modules in one closure."""
+    whole = wide()
+    model = nn.Sequential(DDP(whole[:3]), DDP(whole[3:]))
+    train(model, GradientPenalty(model, lambda step: 0.1 * (1 + step)), lambda k: shard(rank, world, step=k))
+    return dict(whole.state_dict())
+
+
+@scenario("reductions")
+def reductions(rank: int, world: int) -> Result:
+    """One bucket: the hook is called once per reduction. Micro-batches and methods with two passes change nothing."""
+    found: dict[str, Tensor] = {}
+    for method in METHODS:
+        ddp = DDP(wide())
+        with counted_reductions(ddp) as calls:
+            penalty = GradientPenalty(ddp, 1e-3, method=method, micro_batch_size=2)
+            for _ in range(3):
+                penalty.backward(lambda x, y, ddp=ddp: F.cross_entropy(ddp(x), y), *shard(rank, world))
+        found[method] = torch.tensor(len(calls))
+    return found
+
+
+@scenario("communication hook")
+def communication_hook(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    with counted_reductions(ddp):
+        GradientPenalty(ddp, STRENGTH).backward(loss_of(ddp, *shard(rank, world)))
+    return gradients(ddp)
+
+
+@scenario("strength zero")
+def strength_zero(rank: int, world: int) -> Result:
+    with_us, without = DDP(wide()), DDP(wide())
+    GradientPenalty(with_us, 0.0).backward(loss_of(with_us, *shard(rank, world)))
+    loss_of(without, *shard(rank, world))().backward()
+    return {name: gradients(with_us)[name] - gradient for name, gradient in gradients(without).items()}
+
+
+@scenario("plain steps between penalised ones")
+def plain_between(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH)
+    for step in range(4):
+        ddp.zero_grad()
+        closure = loss_of(ddp, *shard(rank, world, step=step))
+        closure().backward() if step % 2 else penalty.backward(closure)
+        if step == 2:
+            kept = gradients(ddp)
+            with torch.no_grad():
+                ddp(shard(rank, world)[0])
+    return {**kept, **{f"plain {name}": gradient for name, gradient in gradients(ddp).items()}}
+
+
+@scenario("hooks on parameters")
+def hooks_on_parameters(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    later: list[int] = []
+    for parameter in ddp.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)
+        parameter.register_post_accumulate_grad_hook(lambda parameter: later.append(1))
+    GradientPenalty(ddp, STRENGTH).backward(loss_of(ddp, *shard(rank, world)))
+    return {**gradients(ddp), "later": torch.tensor(len(later))}
+
+
+@scenario("two views of the global batch")
+def two_views(rank: int, world: int) -> Result:
+    found = {}
+    for method in ("gram", "double_backward", "forward_over_reverse"):
+        ddp = DDP(wide())
+        inputs, targets = shard(rank, world)
+        other = inputs + 0.3 * numbers(EXAMPLES, 12, seed=9)[rank * len(inputs) : (rank + 1) * len(inputs)]
+        GradientPenalty(ddp, STRENGTH, method=method, of="global_batch").backward(
+            loss_of(ddp, inputs, targets), second_view=loss_of(ddp, other, targets)
+        )
+        found |= {f"{method} {name}": gradient for name, gradient in gradients(ddp).items()}
+    return found
+
+
+@scenario("buffers")
+def buffers(rank: int, world: int) -> Result:
+    found = {}
+    for method in METHODS:
+        ddp = DDP(spread(batch_norm_net()).double())
+        penalty = GradientPenalty(ddp, 1e-3, method=method)
+        for step in range(2):
+            penalty.backward(loss_of(ddp, *shard(rank, world, features=3, step=step)))
+        found |= {f"{method} {name}": buffer.clone() for name, buffer in ddp.module.named_buffers()}
+    return found
+
+
+@scenario("half precision")
+def half_precision(rank: int, world: int) -> Result:
+    """Accumulation, bfloat16 autocast, a GradScaler, clipping: everything at once."""
+    ddp = DDP(wide().float())
+    penalty = GradientPenalty(ddp, STRENGTH, method="gram")
+    optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(()))
+    inputs, targets = shard(rank, world)
+    half = len(inputs) // 2
+    for part, context in ((slice(half), ddp.no_sync()), (slice(half, None), nullcontext())):
+        with context, torch.autocast("cpu", torch.bfloat16):
+            penalty.backward(loss_of(ddp, inputs[part].float(), targets[part]), weight=0.5, scaler=scaler)
+    scaler.unscale_(optimizer)
+    found = gradients(ddp)
+    nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+    return {**found, "moved": torch.cat([p.detach().reshape(-1) for p in ddp.parameters()])}
+
+
+@scenario("compiled")
+def compiled(rank: int, world: int) -> Result:
+    """A compiled model has no second derivative: approximate methods only."""
+    found = {}
+    for name in ("outside", "inside"):
+        model = wide()
+        ddp = DDP(torch.compile(model, backend="aot_eager")) if name == "inside" else DDP(model)
+        run = torch.compile(ddp, backend="aot_eager") if name == "outside" else ddp
+        penalty = GradientPenalty(run, STRENGTH, method="finite_difference")
+        for _ in range(2):
+            model.zero_grad()
+            penalty.backward(loss_of(run, *shard(rank, world)))
+        found |= {f"{name} {key}": gradient for key, gradient in gradients(model).items()}
+    return found
+
+
+@scenario("a plan, then a step")
+def plan_then_step(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH)
+    if rank == 0:  # a plan says nothing to the others
+        penalty.plan(loss_of(ddp, *shard(rank, world)))
+    penalty.backward(loss_of(ddp, *shard(rank, world)))
+    return gradients(ddp)
+
+
+@scenario("unused parameters found")
+def unused_found(rank: int, world: int) -> Result:
+    ddp = DDP(spread(Twice()).double(), find_unused_parameters=True)
+    GradientPenalty(ddp, STRENGTH).backward(loss_of(ddp, *shard(rank, world, features=3)))
+    return gradients(ddp)
+
+
+@scenario("one process", (1,))
+def one_process(rank: int, world: int) -> Result:
+    micro, whole = DDP(wide()), DDP(wide())
+    GradientPenalty(micro, STRENGTH).backward(loss_of(micro, *batch()))
+    GradientPenalty(whole, STRENGTH, of="global_batch").backward(loss_of(whole, *batch()))
+    return {**gradients(micro), **{f"global {name}": gradient for name, gradient in gradients(whole).items()}}
