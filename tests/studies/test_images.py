@@ -1,4 +1,4 @@
-"""Images on the device: standardised as the datasets say, augmented by true crops and flips drawn from (seed, position)."""
+"""Images on the device: standardised as the datasets say, augmented by true crops and flips."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_pixels_stay_bytes_in_memory() -> None:
 
 
 @pytest.mark.parametrize("name,size,pad", [("cifar10", None, 4), ("cifar10", 16, 2), ("fashion_mnist", None, 4)])
-def test_each_augmented_image_is_a_crop_of_its_padded_self_flipped_or_not(
-    name: str, size: int | None, pad: int
-) -> None:
+def test_each_augmented_image_is_a_crop_of_its_padded_self(name: str, size: int | None, pad: int) -> None:
     made = prepared(name, size=size)
     assert images.padding(size, DATASETS[name].shape[-1]) == pad
     numbers = torch.tensor([5, 1, 1, 3] * 8)

@@ -15,7 +15,7 @@ import pytest
 
 from tacit import InputError
 from tacit.studies.packing import pack
-from tacit.studies.spec import RunSpec
+from tacit.studies.spec import LATER, RunSpec
 from tacit.studies.status import study_status
 from tacit.studies.store import MEASURED, SERIES, Damage, StudyFolder, read_rows
 from tacit.studies.study import Study, parse_study
@@ -30,7 +30,7 @@ def row_of(run: RunSpec) -> dict[str, Any]:
     return {"run": run.hash, "spec": run.model_dump(), "status": "finished", **measured, "history": history}
 
 
-ROWS = [row_of(run) for run in STUDY.runs]
+ROWS = [{**row, "spec": {**LATER, **row["spec"]}} for row in map(row_of, STUDY.runs)]  # as they are read
 IN_FLEET = [row_of(run) for run in FLEET.runs]
 
 
@@ -45,6 +45,12 @@ def folder(tmp_path: Path) -> StudyFolder:
 
 def test_rows_come_back_in_the_order_of_the_study(folder: StudyFolder) -> None:
     assert read_rows(folder.path) == ROWS
+
+
+def test_keys_of_a_later_version_are_not_stored_at_their_defaults_and_read_as_such(folder: StudyFolder) -> None:
+    stored = [json.loads(line) for line in folder.rows_path(FLEET.id).read_text().splitlines()]
+    assert not any(set(LATER) & set(row["spec"]) for row in stored)
+    assert all(row["spec"].items() >= LATER.items() for row in read_rows(folder.path))
 
 
 def test_a_stored_study_is_the_study(folder: StudyFolder) -> None:

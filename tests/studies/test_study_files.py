@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tacit import InputError
 from tacit.studies.packing import CAPS, finishing_time, pack, shape
-from tacit.studies.spec import RunSpec, make_run
+from tacit.studies.spec import LATER, RunSpec, make_run
 from tacit.studies.study import Study, load_study, parse_study
 
+ROOT = Path(__file__).parents[2]
 TINY = """
 name = "tiny"
 question = "Does it rise?"
@@ -89,19 +91,58 @@ def test_the_hash_of_a_known_run_has_not_changed() -> None:
     assert make_run({"learning_rate": 0.125, "epochs": 3, "seed": 7}).hash == "eec114e40a34898a"
 
 
-ONE_VALUE = ("dataset", "model", "method", "augmentation")  # so far
+def test_the_hash_of_a_run_of_the_committed_results_has_not_changed() -> None:
+    study = load_study(ROOT / "studies" / "mnist1d" / "standard" / "orders.toml")
+    assert study.runs[0].hash == "c1cf3840245f9c30"
 
 
-@pytest.mark.parametrize("key", [key for key in RunSpec.model_fields if key not in ONE_VALUE])
+def test_a_later_key_at_its_default_leaves_the_hash_alone() -> None:
+    base = {"learning_rate": 0.125, "epochs": 3, "seed": 7}
+    assert make_run({**base, **LATER}).hash == make_run(base).hash
+
+
+@pytest.mark.parametrize("key", [key for key in RunSpec.model_fields if key != "method"])  # it has one value so far
 def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
-    base = {"learning_rate": 0.1, "epochs": 4}
+    base = {"dataset": "cifar10", "learning_rate": 0.1, "epochs": 4}
     other = {
         "train_size": 1600, "width": 32, "depth": 2, "learning_rate": 0.2, "strength": 0.1, "batch_size": 16,
         "inner_steps": 2, "order": "fixed", "schedule": "paper_decay", "weight_decay": 0.1, "epochs": 5,
-        "seed": 1, "evaluations": 3,
+        "seed": 1, "evaluations": 3, "dataset": "fashion_mnist", "augmentation": "crop_flip", "image_size": 16,
+        "test_size": 100, "weight_decay_penalized": False, "precision": "bfloat16",
     }  # fmt: skip
-    changed = {"learning_rate": 0.1, "updates": 500} if key == "updates" else {**base, key: other[key]}
+    changed = {**base, **({key: other[key]} if key in other else {})}
+    if key == "updates":
+        changed = {"dataset": "cifar10", "learning_rate": 0.1, "updates": 500}
+    elif key == "model":
+        base, changed = {**base, "depth": 10, "width": 1}, {**base, "depth": 10, "width": 1, "model": "wide_resnet"}
     assert make_run(changed).hash != make_run(base).hash
+
+
+def test_the_whole_test_set_and_the_published_size_have_one_spelling() -> None:
+    base = {"dataset": "cifar10", "learning_rate": 0.1, "epochs": 4}
+    assert make_run({**base, "image_size": 32, "test_size": 10_000}).hash == make_run(base).hash
+
+
+IMAGES: list[tuple[dict[str, Any], str]] = [
+    ({"model": "wide_resnet", "depth": 10}, "model is wide_resnet and dataset is mnist1d, which has no images"),
+    ({"augmentation": "crop_flip"}, "augmentation is crop_flip and dataset is mnist1d, which has no images"),
+    ({"image_size": 8}, "image_size is 8 and dataset is mnist1d, which has no images"),
+    ({"dataset": "cifar10", "image_size": 15}, "image_size is 15; images of cifar10 can be averaged to 4, 8, 16, 32"),
+    ({"dataset": "fashion_mnist", "image_size": 56}, "can be averaged to 4, 7, 14, 28"),
+    ({"dataset": "cifar10", "model": "wide_resnet", "depth": 12}, "depth is 12; a wide_resnet needs depth 6n \\+ 4"),
+    ({"dataset": "cifar10", "model": "wide_resnet", "depth": 4}, "depth is 4"),
+    ({"dataset": "cifar10", "model": "wide_resnet", "depth": 10, "width": 4096}, "width is 4096"),
+    ({"dataset": "cifar10", "test_size": 10_001}, "test_size is 10001; cifar10 has 10000 test examples"),
+    ({"dataset": "cifar10", "train_size": 64_000}, "cifar10 has 50000 training examples"),
+    ({"weight_decay_penalized": "no"}, "weight_decay_penalized is 'no'; expected true or false"),
+    ({"precision": "float16"}, "precision is 'float16'; expected 'float32' or 'bfloat16'"),
+]
+
+
+@pytest.mark.parametrize("values,words", IMAGES, ids=[str(sorted(values)) for values, _ in IMAGES])
+def test_what_does_not_go_together_is_said_in_a_sentence(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_run({"learning_rate": 0.1, "epochs": 1, **values})
 
 
 def test_an_override_replaces_the_key_everywhere(tiny: Path) -> None:
@@ -198,3 +239,25 @@ def test_known_options_of_figures_are_accepted() -> None:
     }  # fmt: skip
     study = parse_study({"name": "s", "fixed": {"learning_rate": 0.1, "epochs": 1}, "figures": figures})
     assert study.figures == figures
+
+
+ALONE: list[tuple[dict[str, Any], bool]] = [
+    ({"width": 64}, False),
+    ({"dataset": "fashion_mnist", "width": 256}, False),
+    ({"dataset": "fashion_mnist", "width": 512}, True),
+    ({"dataset": "fashion_mnist", "width": 64, "precision": "bfloat16"}, True),
+    ({"dataset": "cifar10", "model": "wide_resnet", "depth": 10, "width": 1}, True),
+]
+
+
+@pytest.mark.parametrize("values,alone", ALONE, ids=[str(values) for values, _ in ALONE])
+def test_large_models_train_one_by_one_and_small_ones_together(values: dict[str, Any], alone: bool) -> None:
+    runs = [make_run({"learning_rate": 0.1, "epochs": 1, "seed": seed, **values}) for seed in range(4)]
+    assert sorted(len(fleet.runs) for fleet in pack(runs)) == ([1] * 4 if alone else [4])
+
+
+@pytest.mark.parametrize("key", LATER)
+def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None:
+    other = {"image_size": 14, "test_size": 100, "weight_decay_penalized": False, "precision": "bfloat16"}
+    base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1}
+    assert shape(make_run(base)) != shape(make_run({**base, key: other[key]}))
