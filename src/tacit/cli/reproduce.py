@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from textwrap import indent
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tacit.studies.executors import Executor
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +33,9 @@ def reproduce(
     ] = None,
     into: Annotated[Path | None, typer.Option(help="Folder of results; runs/DATASET-SCALE without it.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes, one core each; all cores without it.")] = None,
+    executor: Annotated[str, typer.Option(help="local or ray, as for `tacit run`.")] = "local",
+    address: Annotated[str | None, typer.Option(help="A running Ray cluster, as for `tacit run`.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps, as for `tacit run`.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
 ) -> None:
     """Train what the paper's figures need, judge every claim and write report.html.
@@ -43,15 +51,20 @@ def reproduce(
     * `tacit reproduce --scale standard --into runs/standard`
 
     * `tacit reproduce --scale paper --figure 7a --dry-run`
+
+    * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
+    from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
+    from tacit.studies.attempts import FleetsFailedError
     from tacit.studies.estimate import in_words
-    from tacit.studies.executors import LocalExecutor
     from tacit.studies.library import library, results_name, studies_for
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
+    if address is not None and executor != "ray":
+        raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
     folder = into or Path("runs") / results_name(dataset, scale)
@@ -63,12 +76,19 @@ def reproduce(
     print(f"{runs} runs in {len(studies)} studies, {about} {in_words(seconds)} on {count} workers, into {folder}")
     if dry_run:
         for plan in plans.values():
-            print(f"  {plan}")
+            print(indent(str(plan), "  "))
         return
+    failures: list[str] = []
     try:
-        with LocalExecutor(count) as executor:  # the same processes serve every study: torch is imported once
+        # The same processes serve every study: torch is imported once.
+        with closing(_executor(executor, workers, address=address, device=device)) as chosen:
             for name, study in studies.items():
-                runner.run(study, folder / name, executor=executor, workers=count, watcher=Display())
+                try:
+                    runner.run(
+                        study, folder / name, executor=chosen, device=device, workers=workers, watcher=Display()
+                    )  # fmt: skip
+                except FleetsFailedError as failed:
+                    failures.append(f"{name}: {failed}")
     except KeyboardInterrupt as stopped:
         typer.echo(stopped_message([folder / name for name in studies]), err=True)
         raise typer.Exit(exit_code(stopped)) from None
@@ -85,3 +105,21 @@ def reproduce(
     page = write_page(report, folder / name, command=command)
     print_verdicts(report)
     print(f"report: {page}")
+    for failure in failures:
+        typer.echo(f"tacit: {failure}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _executor(name: str, workers: int | None, *, address: str | None, device: str | None) -> Executor:
+    from tacit._errors import InputError
+    from tacit.studies.executors import LocalExecutor
+    from tacit.studies.runner import EXECUTORS, cores
+
+    if name not in EXECUTORS:
+        raise InputError(f"executor={name!r} is unknown; use {' or '.join(EXECUTORS)}.")
+    if name == "ray":
+        from tacit.studies.ray_executor import RayExecutor
+
+        return RayExecutor(workers, address=address, device=device)
+    return LocalExecutor(workers or cores(), device=device)

@@ -76,8 +76,8 @@ def refuse_absurd(fleets: Sequence[Fleet], *, workers: int) -> None:
     seconds = expected_seconds(fleets, workers=workers, rate=stored_rate(workers) or DEFAULT_RATE) if fleets else 0.0
     if seconds > YEAR:
         raise InputError(
-            f"this study would take about {in_words(seconds)} on {workers} workers of this machine; expected less than "
-            "a year: use a cluster (--executor ray), or fewer runs, epochs, updates or evaluations."
+            f"this study would take about {in_words(seconds)} on {workers} workers of this machine; expected less "
+            "than a year: use a GPU (--device cuda), a cluster (--executor ray), or fewer runs, epochs or evaluations."
         )
 
 

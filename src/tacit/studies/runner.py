@@ -67,7 +67,10 @@ class Plan:
         )
         if self.seconds <= estimate.YEAR:
             return f"{text}."
-        return f"{text}.\nWorkers of this machine alone would take more than a year: use a cluster (--executor ray)."
+        return (
+            f"{text}.\nMore than a year is not begun on cores of this machine: use a GPU (--device cuda) or a cluster "
+            "(--executor ray)."
+        )
 
 
 class Watcher:
@@ -170,7 +173,7 @@ def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:
     """Whether fleets train on something else than cores of this machine; a wrong name is refused here, before all."""
     if isinstance(executor, str) and executor not in EXECUTORS:
         raise InputError(
-            f"executor={executor!r} is unknown; use {' or '.join(EXECUTORS)}, or an object with run, calibrate and close."
+            f"executor={executor!r} is unknown; use {' or '.join(EXECUTORS)}, or an object with run, calibrate, close."
         )
     known_device(device)
     if executor == "ray":
