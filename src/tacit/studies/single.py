@@ -56,7 +56,7 @@ class Single:
         self.layout = torch.channels_last if self.images else torch.contiguous_format
         self.model = build(run).to(device=device, dtype=dtype)
         self.model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.parameters = list(self.model.parameters())
+        self.parameters: list[Tensor] = list(self.model.parameters())
         self.evaluation_rows = min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
         self.penalty = GradientPenalty(self.model, run.strength, method=METHOD)
 
