@@ -1,0 +1,70 @@
+"""`tacit reproduce` at every scale, on any executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from worlds import paper_world
+
+from tacit import InputError
+from tacit.cli import app
+from tacit.studies import runner
+from tacit.studies.attempts import FleetsFailedError
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)
+
+
+@pytest.mark.parametrize("scale,study", [("paper", "fig7-fashion-mnist"), ("small", "fig7-fashion-mnist")])
+def test_a_dry_run_lists_the_studies_of_a_mixed_scale(scale: str, study: str) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--scale", scale, "--figure", "7b", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert f"into runs/{scale}" in result.output
+    assert f"  {study}: " in result.output
+
+
+def test_years_of_training_are_refused_before_they_begin(tmp_path: Path) -> None:
+    words = ["reproduce", "--scale", "paper", "--figure", "2b", "--into", str(tmp_path / "out"), "--workers", "1"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InputError)
+    assert "--executor ray" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words,named",
+    [
+        (("--executor", "cloud"), "local or ray"),
+        (("--address", "auto"), "--executor ray"),
+        (("--device", "tpu"), "tpu"),
+    ],
+)
+def test_a_place_to_train_that_is_not_known_is_refused(words: tuple[str, str], named: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--into", str(tmp_path / "out"), *words])
+    assert isinstance(result.exception, InputError)
+    assert named in str(result.exception)
+
+
+def test_fleets_that_fail_leave_the_other_studies_and_the_report_alone(
+    make_world: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_world(paper_world, only=("rates", "orders"))
+    asked: list[str] = []
+
+    def run(study: Any, into: Path, **_: Any) -> None:
+        asked.append(into.name)
+        if into.name == "orders":
+            raise FleetsFailedError("1 fleet failed.")
+
+    monkeypatch.setattr(runner, "run", run)
+    result = CliRunner().invoke(app, ["reproduce", "--figure", "orders", "--into", str(folder), "--workers", "1"])
+    assert asked == ["orders", "rates"]
+    assert result.exit_code == 1
+    assert "tacit: orders: 1 fleet failed." in result.output
+    assert (folder / "report-orders.html").exists()

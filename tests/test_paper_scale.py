@@ -1,0 +1,18 @@
+"""docs/paper-scale.md has the costs and the cuts that the study files have."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_tables_are_those_of_the_study_files() -> None:
+    location = importlib.util.spec_from_file_location("paper_tables", DOCS / "paper_tables.py")
+    tables = importlib.util.module_from_spec(location)
+    location.loader.exec_module(tables)
+    page = (DOCS / "paper-scale.md").read_text()
+    assert tables.filled(page) == page, "run: python docs/paper_tables.py"
+    assert tables.costs() in page
+    assert tables.cuts() in page
