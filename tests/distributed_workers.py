@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import sys
@@ -119,6 +120,8 @@ def _log(rank: int, name: str) -> None:
 def main(folder: Path, worlds: list[int]) -> int:
     """The number of workers that failed; what the others found is in FOLDER/WORLD-RANK.safetensors and .json."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    for module in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"):
+        importlib.import_module(module)  # some seconds, once and not in every worker
     failed = 0
     for world in worlds:
         children = []

@@ -5,12 +5,7 @@ Workers on loopback (`distributed_workers.py`) run every scenario once; each tes
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,43 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases import Twice, batch_norm_net, numbers, spread
+from distributed_results import Results
 from distributed_scenarios import train
 from distributed_workers import EXAMPLES, SCENARIOS, STRENGTH, batch, gradients, wide
-from tacit import GradientPenalty, InputError
+from tacit import GradientPenalty
 from tacit.penalty import METHODS
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 # In float64 the two sides differ by the order of additions: 1e-10 is a million roundings.
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-
-
-class Results:
-    """What the workers of one world found: `tensors(name)[rank][key]` and `messages(name)[rank]`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def tensors(self, name: str, world: int = 2) -> list[dict[str, Tensor]]:
-        from safetensors.torch import load_file
-
-        loaded = [load_file(self.folder / f"{world}-{rank}.safetensors") for rank in range(world)]
-        return [{k.split("/", 1)[1]: v for k, v in found.items() if k.split("/", 1)[0] == name} for found in loaded]
-
-    def messages(self, name: str, world: int = 2) -> list[str]:
-        return [json.loads((self.folder / f"{world}-{rank}.json").read_text())[name] for rank in range(world)]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("workers")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    program = f"import sys, distributed_workers as w; sys.exit(w.main(w.Path({str(folder)!r}), [1, 2, 4]))"
-    # Some ten seconds of work on two free cores; the limit is for a machine that is busy with other things.
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    return Results(folder)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
@@ -281,82 +248,3 @@ def test_one_process_is_one_device(results: Results) -> None:
 
 def test_without_a_process_group_the_global_batch_is_the_batch() -> None:
     assert_same(one_device(of="global_batch"), one_device())
-
-
-REFUSALS = {
-    "refused: unused parameters": "parameter 'unused' got no gradient.*find_unused_parameters=True",
-    "refused: uneven batches given": "batches of 8, 7 examples.*drop_last=True.*check_ranks=False",
-    "refused: uneven global batches": "batches of 8, 7 examples",
-    "refused: uneven accumulation": "batches of 16, 15 examples",
-    "refused: different strengths": "strength 0.1, 0.2; expected one value",
-    "refused: different coins of a global batch": "strength (0.2, 0.0|0.0, 0.2); expected one value",
-    "refused: join": r"join\(\) context.*drop_last",
-    "refused: static graph in no_sync": r"static_graph in no_sync\(\)",
-    "refused: mixed_precision": "mixed_precision.*autocast",
-    "refused: communication hook and global batch": "communication hook",
-    "refused: optimizer in backward": "an optimizer inside backward",
-    "refused: sync batch norm": "layer '1' is a SyncBatchNorm",
-    "refused: global batch without ddp": "called no DistributedDataParallel",
-    "refused: fsdp2": r"fully_shard \(FSDP2\).*Use DistributedDataParallel",
-    "refused: fsdp1": r"FullyShardedDataParallel \(FSDP\).*Use DistributedDataParallel",
-    "refused: tensor parallel": "'0.weight' is a DTensor.*Use DistributedDataParallel",
-    "refused: factored, wrapped": "FactoredSGD never forms",
-    "refused: factored, closure wrapped": "FactoredSGD never forms",
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_every_rank_refuses_with_the_same_sentence(results: Results, name: str) -> None:
-    import re
-
-    found = results.messages(name)
-    assert len(set(found)) == 1
-    assert re.search(REFUSALS[name], found[0]), found[0]
-    assert found[0].startswith("InputError")
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_uneven_batches_are_refused_on_every_rank_and_leave_no_gradient(results: Results, world: int) -> None:
-    size = EXAMPLES // world
-    for found in results.messages("refused: uneven batches", world):
-        assert f"batches of {', '.join([str(size)] * (world - 1) + [str(size - 1)])} examples" in found
-        assert found.endswith("clean: True")
-
-
-def test_uneven_batches_pass_when_the_check_is_off(results: Results) -> None:
-    assert results.messages("uneven batches unchecked") == ["nothing was raised clean: True"] * 2
-
-
-@pytest.mark.parametrize(
-    "name,world,own",
-    [
-        ("fails before the model", 2, "KeyError: 'data'"),
-        ("fails before the model", 4, "KeyError: 'data'"),
-        ("fails after the model", 2, "InputError: the loss is nan"),
-        ("fails before the global batch", 2, "InputError: the loss is nan|KeyError: 'data'"),
-    ],
-)
-def test_a_rank_that_fails_stops_the_others_and_a_next_step_works(
-    results: Results, name: str, world: int, own: str
-) -> None:
-    *others, failed = results.messages(name, world)
-    assert any(failed.startswith(start) for start in own.split("|"))
-    for other in others:
-        assert other.startswith(f"InputError: rank {world - 1} raised an error in this step")
-    assert len({found.rpartition("again: ")[2] for found in [*others, failed]}) == 1
-
-
-def test_a_rank_that_fails_in_no_sync_stops_the_others_at_the_reduction(results: Results) -> None:
-    first, second = results.messages("fails in no_sync")
-    assert first.startswith("InputError: rank 1 raised an error")
-    assert second.startswith("InputError: the loss is nan")
-
-
-def test_an_unknown_kind_of_batch_is_refused() -> None:
-    with pytest.raises(InputError, match="of='batch' is unknown; use 'micro_batch' or 'global_batch'"):
-        GradientPenalty(wide(), 0.1, of="batch")
-
-
-def test_micro_batches_of_the_global_batch_are_refused() -> None:
-    with pytest.raises(InputError, match="micro_batch_size=2 with of='global_batch'"):
-        GradientPenalty(wide(), 0.1, of="global_batch", micro_batch_size=2)
