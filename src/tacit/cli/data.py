@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tacit._errors import InputError
+
 Names = Annotated[list[str] | None, typer.Argument(help="fashion_mnist, cifar10; both without a name.")]
 DataDir = Annotated[
     Path | None,
@@ -84,7 +86,6 @@ def verify(names: Names = None, data_dir: DataDir = None) -> None:
 
     * `tacit data verify cifar10 --data-dir data`
     """
-    from tacit import InputError
     from tacit.studies.data_check import check_root, check_sums
     from tacit.studies.data_files import roots
 
@@ -112,7 +113,6 @@ def verify(names: Names = None, data_dir: DataDir = None) -> None:
 
 
 def _known(names: list[str] | None) -> list[str]:
-    from tacit import InputError
     from tacit.studies.data_sources import SOURCES
 
     for name in names or ():
