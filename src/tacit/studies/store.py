@@ -196,8 +196,11 @@ class StudyFolder:
         meta = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
         self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         self.write(self.rows_path(fleet), content)
-        self.checkpoint_path(fleet).unlink(missing_ok=True)
-        self.failure_path(fleet).unlink(missing_ok=True)
+        with _said_as_a_sentence(self.path):
+            self.checkpoint_path(fleet).unlink(missing_ok=True)
+            self.failure_path(fleet).unlink(missing_ok=True)
+            for left in self.fleet_folder(fleet).glob(".*.tmp"):  # by a process that was killed while it wrote
+                left.unlink(missing_ok=True)
 
     def begin(self, fleet: str) -> None:
         """Leave a sign that the fleet is in training: its folder, empty until the first checkpoint."""

@@ -1,0 +1,80 @@
+"""A small study, an executor without processes, and what the tests of faults compare: the bytes of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.studies.attempts import Task, Watch
+from tacit.studies.checkpoint import DamagedCheckpointError
+from tacit.studies.datasets import Data
+from tacit.studies.fleet import Training
+from tacit.studies.packing import Fleet
+from tacit.studies.runner import Watcher
+from tacit.studies.study import Study, parse_study
+from tacit.studies.wire import Message
+
+
+def study(**fixed: Any) -> Study:
+    """Two fleets (with and without a penalty) of four runs, two of which diverge."""
+    small = {"train_size": 64, "batch_size": 16, "width": 8, "depth": 1, "evaluations": 2, **fixed}
+    grid = {"learning_rate": [0.1, 1e6], "strength": [0.0, 0.05], "seed": [0, 1]}
+    return parse_study({"name": "small", "fixed": small, "grid": grid})
+
+
+class InProcess:
+    """Trains in this process, with a checkpoint every few minibatches."""
+
+    def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
+        self.data, self.checkpoint_every = data, checkpoint_every
+
+    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+        for task in tasks:
+            training = Training(task.fleet, self.data)
+            if task.checkpoint is not None:
+                try:
+                    training.restore(task.checkpoint)
+                except DamagedCheckpointError as error:
+                    watch(task.fleet, Message("warning", {"text": f"fleet {task.fleet.id}: {error}"}))
+            while not training.finished:
+                training.advance(until=training.position + self.checkpoint_every)
+                if not training.finished:
+                    watch(task.fleet, Message("checkpoint", content=training.checkpoint()))
+                watch(task.fleet, Message("progress", {"done": training.position / training.first.minibatches}))
+            watch(task.fleet, Message("rows", {"rows": training.rows(), "seconds": 0.1}))
+
+    def calibrate(self, fleets: Sequence[Fleet]) -> float:
+        return 1e4
+
+    def close(self) -> None:
+        pass
+
+
+class Listener(Watcher):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def said(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def rows_on_disk(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("fleets/*/rows.jsonl"))}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files of a finished study that do not belong there."""
+    belong = ("study.json", "lock", "rows.jsonl", "meta.json")
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name not in belong)
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")

@@ -1,0 +1,330 @@
+"""Ten thousand hostile inputs, seeded, over every parser: each ends in a value or in a refusal, never in a crash.
+
+Byte mutations test the first line (not UTF-8, not JSON, lengths beyond the file). Where a checksum guards a file, the
+values inside it are mutated too and sealed with a right checksum, as an attacker would.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import random
+import tarfile
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mutations import bytes_mutated, value_mutated
+
+from tacit import InputError
+from tacit.studies import checkpoint, cifar10, datasets, estimate, fashion_mnist, wire
+from tacit.studies.data_streams import Content, UnreadableError, unpacked, whole
+from tacit.studies.datasets import Data
+from tacit.studies.fleet import Training
+from tacit.studies.packing import pack
+from tacit.studies.status import study_status
+from tacit.studies.store import Damage, StudyFolder, read_rows
+from tacit.studies.study import load_study, parse_study
+
+REFUSALS = (InputError, UnreadableError)  # DamagedCheckpointError is an InputError; Damage is a value
+TOML = """
+name = "s"
+question = "Ist λ = ε?"
+claim = {figure = "1b", sentence = "It rises."}
+[fixed]
+train_size = 64
+batch_size = 16
+width = 4
+depth = 1
+epochs = 2
+evaluations = 2
+[[grid]]
+learning_rate = ["2^-4", 0.1]
+seeds = "0:2"
+[[grid]]
+bare_learning_rate = [0.05]
+inner_steps = [2]
+[summary]
+best = 1
+of = 2
+[figures]
+1b = {}
+1a = {strength = "2^-3"}
+4a = {epochs = 2}
+mine = {x = "learning_rate", y = "best_test_accuracy", curve = "seed", title = "one"}
+"""
+OVERRIDES = (
+    "seeds=0:3", "learning_rate=0.1,0.2", "learning_rate=2^-5,2^-3", "epochs=3", "summary.best=1", "strength=[0, 0.1]",
+    "order=fixed", "bare_learning_rate=0.25", "updates=8", "width=8", 'schedule="paper_decay"', "weight_decay=1e-4",
+)  # fmt: skip
+STUDY = parse_study(tomllib.loads(TOML))
+FLEET = pack(STUDY.runs)[0]
+Parser = Callable[[Any], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: Data) -> StudyFolder:
+    """A study folder with a finished fleet and one under way."""
+    store = StudyFolder(tmp_path / "study")
+    with store.locked():
+        store.open_for(STUDY)
+        for fleet in pack(STUDY.runs):
+            training = Training(fleet, data)
+            training.advance()
+            store.write_rows(fleet.id, training.rows(), meta={"seconds": 1.0, "fleet": fleet.id})
+            store.write_checkpoint(fleet.id, half_way(data))
+    return store
+
+
+def half_way(data: Data) -> bytes:
+    training = Training(FLEET, data)
+    training.advance(until=4)
+    return training.checkpoint()
+
+
+def fuzz(parse: Parser, inputs: Iterator[Any], *, times: int, good: Any) -> None:
+    """The good input is accepted, `times` mutants are accepted or refused, and at least a fifth of them refused."""
+    parse(good)
+    refused = longest = 0
+    for number in range(times):
+        given = next(inputs)
+        try:
+            found = parse(given)
+        except REFUSALS as error:
+            refused, longest = refused + 1, max(longest, len(str(error)))
+        except Exception as error:
+            raise AssertionError(f"input {number}, {given!r:.300}: {error!r:.300}") from error
+        else:
+            refused += isinstance(found, Damage) or found is None
+    assert refused >= times / 5
+    assert longest < 2000  # a refusal does not repeat its input
+
+
+def mutants(good: list[bytes], seed: int) -> Iterator[bytes]:
+    draws = random.Random(seed)
+    while True:
+        yield bytes_mutated(good, draws)
+
+
+def value_mutants(good: Any, seed: int) -> Iterator[Any]:
+    draws = random.Random(seed)
+    while True:
+        yield value_mutated(good, draws)
+
+
+def written(path: Path, parse: Callable[[Path], object]) -> Parser:
+    def through_a_file(content: bytes) -> object:
+        path.write_bytes(content)
+        return parse(path)
+
+    return through_a_file
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()  # Python's own NaN and Infinity pass, as in many a writer
+
+
+def as_lines(value: Any) -> bytes:
+    return b"\n".join(map(as_json, value if isinstance(value, list) else [value]))
+
+
+# -- study files ------------------------------------------------------------------------------------------------------
+def test_study_files_are_read_or_refused(tmp_path: Path) -> None:
+    parse = written(tmp_path / "s.toml", load_study)
+    fuzz(parse, mutants([TOML.encode()], seed=1), times=2000, good=TOML.encode())
+
+
+def test_tables_of_study_files_are_read_or_refused() -> None:
+    table = tomllib.loads(TOML)
+    fuzz(parse_study, value_mutants(table, seed=2), times=1000, good=table)
+
+
+def test_overrides_are_read_or_refused() -> None:
+    def parse(content: bytes) -> object:
+        return load_study(STUDY, overrides=[content.decode(errors="surrogateescape")])  # as the system gives arguments
+
+    good = [text.encode() for text in OVERRIDES]
+    fuzz(parse, mutants(good, seed=3), times=1000, good=good[0])
+
+
+def test_options_of_figures_are_read_or_refused() -> None:
+    table = tomllib.loads(TOML)
+
+    def parse(figures: Any) -> object:
+        return parse_study({**table, "figures": figures})
+
+    fuzz(parse, value_mutants(table["figures"], seed=4), times=500, good=table["figures"])
+
+
+# -- study folders ----------------------------------------------------------------------------------------------------
+def test_study_json_is_read_or_refused(folder: StudyFolder) -> None:
+    path = folder.path / "study.json"
+    good = path.read_bytes()
+    parse = written(path, lambda _: folder.study())
+    fuzz(parse, mutants([good], seed=5), times=500, good=good)
+
+
+def test_values_in_study_json_are_read_or_refused(folder: StudyFolder) -> None:
+    path = folder.path / "study.json"
+    good = json.loads(path.read_bytes())
+    parse = written(path, lambda _: folder.study())
+    fuzz(lambda value: parse(as_json(value)), value_mutants(good, seed=6), times=500, good=good)
+
+
+def test_rows_are_read_or_damage(folder: StudyFolder) -> None:
+    path = folder.rows_path(FLEET.id)
+    good = path.read_bytes()
+
+    def sealed(content: bytes) -> object:
+        path.write_bytes(content)
+        path.with_name("meta.json").write_text(json.dumps({"rows_sha256": hashlib.sha256(content).hexdigest()}))
+        return folder.rows(FLEET.id)
+
+    fuzz(sealed, mutants([good], seed=7), times=500, good=good)
+    rows = [json.loads(line) for line in good.splitlines()]
+    fuzz(lambda value: sealed(as_lines(value)), value_mutants(rows, seed=8), times=500, good=rows)
+
+
+def test_rows_that_are_read_can_be_reported(folder: StudyFolder) -> None:
+    """Damage is a sentence for whoever reads a whole folder: its status, its rows."""
+    path = folder.rows_path(FLEET.id)
+    good = path.read_bytes()
+
+    def parse(content: bytes) -> object:
+        path.write_bytes(content)
+        str(study_status(folder.path))
+        return read_rows(folder.path)
+
+    fuzz(parse, mutants([good], seed=9), times=100, good=good)
+
+
+@pytest.mark.parametrize("name", ["meta.json", "failed.json"])
+def test_small_files_beside_the_rows_are_read_or_nothing(name: str, folder: StudyFolder) -> None:
+    path = folder.fleet_folder(FLEET.id) / name
+    good = as_json(
+        {"error": "a\nb", "attempts": 3, "rows_sha256": "0" * 64, "seconds": 1.5, "versions": {"torch": "2"}}
+    )
+    folder.rows_path(FLEET.id).unlink()
+
+    def parse(content: bytes) -> object:
+        path.write_bytes(content)
+        str(study_status(folder.path))
+        return folder.meta(FLEET.id) if name == "meta.json" else folder.failure(FLEET.id).get("attempts")
+
+    fuzz(parse, mutants([good], seed=10), times=100, good=good)
+
+
+# -- checkpoints and the wire -----------------------------------------------------------------------------------------
+def test_checkpoints_are_read_or_refused(data: Data) -> None:
+    good = half_way(data)
+
+    def parse(content: bytes) -> object:
+        checkpoint.peek(content)
+        return checkpoint.decode(content)
+
+    fuzz(parse, mutants([good], seed=11), times=1000, good=good)
+
+
+def test_checkpoints_with_a_right_checksum_are_restored_or_refused(data: Data) -> None:
+    """A restored training is then trained to its rows: nothing that was accepted may break later."""
+    good = half_way(data)
+    arrays, state = checkpoint.decode(good)
+    draws = random.Random(12)
+
+    def parse(content: bytes) -> object:
+        training = Training(FLEET, data)
+        training.restore(content)
+        training.advance()
+        return training.rows()
+
+    def sealed() -> Iterator[bytes]:
+        while True:
+            changed = dict(arrays)
+            if draws.random() < 0.5:
+                name = draws.choice(list(changed))
+                array = changed.pop(name)
+                kind = draws.randrange(5)
+                if kind == 1:
+                    changed[name] = array[..., :-1].copy()
+                elif kind == 2:
+                    changed[name] = array.astype(draws.choice(("float64", "int8", "float16", "bool", "uint64")))
+                elif kind == 3:
+                    changed["../../x"] = array
+                elif kind == 4:
+                    changed[name] = array.reshape(-1).copy()
+            try:
+                yield checkpoint.encode(changed, value_mutated(state, draws))
+            except UnicodeEncodeError:  # half a surrogate pair cannot be encoded at all
+                continue
+
+    fuzz(parse, sealed(), times=400, good=good)
+
+
+def test_frames_of_the_wire_are_read_or_refused(data: Data) -> None:
+    message = wire.Message("train", {"runs": [run.model_dump() for run in FLEET.runs]}, content=b"checkpoint")
+    good = wire.encode(message)
+    fuzz(wire.decode, mutants([good], seed=13), times=500, good=good)
+
+
+def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(estimate, "_SEEN", {})
+    estimate.store_rate(2, 1e4)
+    monkeypatch.setattr(estimate, "_SEEN", {})
+    path = tmp_path / "rates.json"
+    good = path.read_bytes()
+    parse = written(path, lambda _: estimate.stored_rate(2))
+    fuzz(parse, mutants([good], seed=14), times=300, good=good)
+    value = json.loads(good)
+    fuzz(lambda rates: parse(as_json(rates)), value_mutants(value, seed=15), times=200, good=value)
+
+
+def test_cached_arrays_are_read_or_made_again(tmp_path: Path) -> None:
+    few = Data(*[np.arange(4, dtype=dtype) for dtype in ("float32", "int64", "float32", "int64")])
+    path = tmp_path / "few.safetensors"
+    datasets._write(path, few)
+    good = path.read_bytes()
+    fuzz(written(path, datasets._read), mutants([good], seed=16), times=300, good=good)
+
+
+# -- published data files ---------------------------------------------------------------------------------------------
+def test_idx_files_are_read_or_refused() -> None:
+    good = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (2, 3, 4)) + bytes(24)
+    fuzz(fashion_mnist.parse_idx, mutants([good], seed=17), times=500, good=good)
+
+
+def test_packed_files_are_read_or_refused() -> None:
+    inside = bytes(range(256)) * 40
+    content = Content("x", len(inside), hashlib.sha256(inside).hexdigest())
+    good = gzip.compress(inside, mtime=0)
+    fuzz(
+        lambda packed: whole(unpacked([packed], limit=content.size), content),
+        mutants([good], seed=18), times=300, good=good,
+    )  # fmt: skip
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members.items():
+            facts = tarfile.TarInfo(name)
+            facts.size = len(content)
+            tar.addfile(facts, io.BytesIO(content))
+    return made.getvalue()
+
+
+def test_archives_are_read_or_refused() -> None:
+    inside = bytes(700)
+    contents = [Content(name, len(inside), hashlib.sha256(inside).hexdigest()) for name in ("a.bin", "b.bin")]
+    good = archive({**{f"{cifar10.FOLDER}/{content.name}": inside for content in contents}, "../../x": b"1" * 100})
+    fuzz(lambda tar: list(cifar10.members([tar], contents)), mutants([good], seed=19), times=500, good=good)
+
+
+def test_records_of_images_are_read_or_refused() -> None:
+    good = bytes(cifar10.RECORD)
+    fuzz(cifar10.parse_records, mutants([good], seed=20), times=200, good=good)
