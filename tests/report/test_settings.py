@@ -41,7 +41,7 @@ def test_the_papers_files_give_every_figure_of_the_paper(paper: Report) -> None:
 
 def test_nothing_but_seeds_was_cut_from_the_papers_own_files(paper: Report) -> None:
     for figure in paper.figures:
-        assert [setting.name for setting in figure.settings if setting.differs] == ["seeds"]
+        assert [setting.name for setting in figure.settings if setting.differs] == ["runs per point"]
 
 
 def test_a_cut_names_this_run_and_the_paper(quick: Report) -> None:
@@ -51,7 +51,7 @@ def test_a_cut_names_this_run_and_the_paper(quick: Report) -> None:
     assert (found["training examples N"].here, found["training examples N"].paper) == ("2,048", "49,920")
     assert (found["length"].here, found["length"].paper) == ("200 epochs", "6,400 epochs")
     assert (found["image size"].here, found["image size"].paper) == ("", "32 x 32")
-    assert (found["seeds"].here, found["seeds"].paper) == ("3", "7")
+    assert (found["runs per point"].here, found["runs per point"].paper) == ("3 seeds", "7 seeds")
     assert (found["small rate ε of the strengths"].paper) == "2⁻⁹"
     assert not found["learning rate over a run"].differs
 

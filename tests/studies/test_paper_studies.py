@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacit import InputError
+from tacit import InputError, cli
 from tacit.report import CATALOGUE
 from tacit.studies.datasets import DATASETS, Data, load
 from tacit.studies.fleet import train_fleet
@@ -128,6 +128,18 @@ def test_at_fixed_updates_every_n_is_there(figure: str) -> None:
     updates = study.figures[figure]["updates"]
     assert {run.inner_steps for run in study.runs if run.total_updates == updates} == {1, 2, 4, 8, 16}
     assert figure != "7b" or updates == 6_000_000
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_dry_run_prints_the_plan_and_the_cost(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    file = library_folder() / "paper" / f"{name}.toml"
+    cli.app(["run", str(file), "--dry-run"], standalone_mode=False)
+    plan, cost = capsys.readouterr().out.splitlines()[:2]
+    assert plan.startswith(f"{name}: {len(STUDIES[name].runs)} runs in ")
+    assert "floating-point operations" in cost
 
 
 # -- two updates of each ----------------------------------------------------------------------------------------------

@@ -171,9 +171,10 @@ def caption(source: Source, rows: Sequence[Row], *, says: str, pale: bool = Fals
     if lines:
         means = "Thick lines are means of all runs, bands their 95 % bootstrap intervals, thin lines single runs."
     else:
+        hollow = f"The {left_out} runs left out of those means are drawn hollow." if left_out else "No run is left out."
         means = (
             f"Points are runs; lines are means of the best {source.best} of {source.of} by highest test accuracy, "
-            f"bands their 95 % bootstrap intervals. The {left_out} runs left out of those means are drawn hollow."
+            f"bands their 95 % bootstrap intervals. {hollow}"
         )
     failed = f" {diverged} runs diverged and count with what they reached before." if diverged else " No run diverged."
     faint = " Pale points end below 90 % training accuracy and do not count in the number." if pale else ""

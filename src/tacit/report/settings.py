@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from tacit._errors import InputError
-from tacit.report.figure import power
+from tacit.report.figure import power, seeds_text
 from tacit.report.selection import epochs_of, planned_updates, small_rate
 from tacit.studies.datasets import DATASETS
 from tacit.studies.library import library
@@ -103,7 +103,7 @@ def described(id: str, rows: Sequence[Row]) -> dict[str, str]:
         "length": length,
         "learning rate over a run": each(lambda spec: SCHEDULE_NAMES[spec["schedule"]]),
         "small rate ε of the strengths": power(small_rate(rows)) if id in AT_A_SMALL_RATE else "",
-        "seeds": str(len({row["spec"]["seed"] for row in rows})),
+        "runs per point": seeds_text(rows),
         "precision": each(lambda spec: spec["precision"]),
     }
 
