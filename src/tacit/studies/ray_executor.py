@@ -180,8 +180,10 @@ def _ending(error: Exception) -> tuple[str, bool]:
     if "ModuleNotFoundError" in text or "ImportError" in text:
         line = next((line for line in text.splitlines() if "ModuleNotFoundError" in line or "ImportError" in line), "")
         return f"could not be started ({line.strip()}); install the same tacit on every machine, it stopped", True
-    if "OutOfMemory" in name or "memory" in text.lower():
-        return "was ended by Ray because its machine ran out of memory", False
-    if "node" in text.lower() and ("died" in text.lower() or "dead" in text.lower()) and "NodeDied" in text + name:
-        return "was lost with its machine", False
+    if name == "OutOfMemoryError" or "low on memory" in text:
+        return "was ended by Ray because its machine ran low on memory", False
+    if name == "ActorUnavailableError" or "node has died" in text:
+        return "was lost with its machine, or the way to it", False
+    if "worker process has died" in text:
+        return "was killed, or crashed, on its machine", False
     return f"was lost ({name})", False

@@ -32,15 +32,16 @@ class RaySession:
     def __init__(self, address: str | None = None, *, cpus: int) -> None:
         self.ray = import_ray()
         self.folder: Path | None = None  # of a Ray of our own
-        self.ours = not self.ray.is_initialized()
         address = address or os.environ.get("RAY_ADDRESS") or None
         if address and "://" in address:
             raise InputError(
                 f"address {address!r} is for Ray's client; run the study on a machine of the cluster instead, "
                 "with HOST:PORT or auto."
             )
+        self.ours = not self.ray.is_initialized()
         if not self.ours:
             return
+        _hush(self.ray)
         with _signals_kept():
             if address and address != "local":
                 self._connect(address)
@@ -62,12 +63,12 @@ class RaySession:
             ) from None
 
     def _start(self, cpus: int) -> None:
-        remove_leftovers()
         # A socket's path has at most 107 bytes, and Ray appends about 80: the system's folder may be too long (macOS).
-        parent = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
+        parent = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+        remove_leftovers(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
         try:
-            with _loopback_only():
+            with loopback_only():
                 self.ray.init(
                     address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
                     object_store_memory=store_bytes(), **_quiet(),
@@ -93,6 +94,7 @@ def import_ray() -> ModuleType:
     """The module, or a sentence that says how to get it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: nothing is sent to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the behaviour of versions to come; no warning
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would let every other process go first
     try:
         import ray
     except ImportError:
@@ -107,9 +109,9 @@ def store_bytes() -> int:
     return int(min(max(machine_memory() / 20, LEAST_STORE), MOST_STORE))
 
 
-def remove_leftovers() -> None:
+def remove_leftovers(parent: Path) -> None:
     """The folders of local Rays whose process was killed, if they are this user's."""
-    for folder in Path("/tmp").glob(f"{PREFIX}*"):
+    for folder in parent.glob(f"{PREFIX}*"):
         number = folder.name.removeprefix(PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
             if number.isdigit() and folder.stat().st_uid == os.getuid() and not folder.is_symlink():
@@ -123,6 +125,12 @@ def _quiet() -> dict[str, Any]:
     import logging
 
     return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _hush(ray: ModuleType) -> None:
+    """Ray writes pages about lost workers to stdout, whatever it is told about logs; the study says it in a line."""
+    if hasattr(ray._private.worker, "print_to_stdstream"):
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
 
 
 @contextlib.contextmanager
@@ -139,7 +147,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
+def loopback_only() -> Iterator[None]:
     """Ray binds to 127.0.0.1 when told that it cannot be a cluster, as it is by default on macOS and Windows.
 
     It turns every other way of asking for the loopback address into an address that others can reach.

@@ -61,10 +61,13 @@ class RayWorker:
         return self.pipe.fetch(seconds)
 
     def where(self) -> dict[str, Any]:
-        """Versions that rows depend on, and the process and machine for those who look."""
+        """Versions that rows depend on; the process and the node for those who look."""
+        import ray
+
         from tacit.studies.provenance import provenance
 
-        return {"versions": provenance()["versions"], "pid": os.getpid()}
+        node = ray.get_runtime_context().get_node_id()
+        return {"versions": provenance()["versions"], "pid": os.getpid(), "node": node}
 
     def _serve(self) -> None:
         from tacit.studies.worker import serve
