@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -23,11 +24,11 @@ class Problem:
 
     C(ω) = (1/N) Σⱼ Cⱼ(ω),   Ĉₖ(ω) = mean of Cⱼ over minibatch k,   each plus (μ/2)‖ω‖² with `weight_decay` μ.
 
-    `dataset` is a pair (inputs, targets) of tensors or a torch Dataset of such pairs; `loss_fn(outputs, targets)`
-    is a mean over its examples. `batches` gives the minibatches as index sequences; without it examples are taken in
-    the order of the dataset. Parameters are dictionaries of tensors; every method takes one, or uses the model's own
-    values at construction. The model itself is never changed: buffers are copied, so batch norm in training mode
-    uses batch statistics and leaves its running ones alone.
+    `dataset` is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs; the loss
+    `loss_fn(outputs, targets)` is a mean over its examples. `batches` gives the minibatches as index sequences; without
+    it examples are taken in the order of the dataset. Parameters are dictionaries of tensors; every method takes one,
+    or uses the model's own values at construction. The model itself is never changed: buffers are copied, so batch norm
+    in training mode uses batch statistics and leaves its running ones alone.
 
     It is not a trainer, and it refuses models whose loss draws random numbers or changes between two evaluations
     (dropout).
@@ -50,6 +51,8 @@ class Problem:
         weight_decay: float = 0.0,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if not callable(loss_fn):
+            raise InputError(f"loss_fn is a {type(loss_fn).__name__}; expected a function of (outputs, targets).")
         inputs, targets = _as_tensors(dataset)
         if not (math.isfinite(weight_decay) and weight_decay >= 0):
             raise InputError(f"weight_decay={weight_decay}; expected a finite number of at least 0.")
@@ -206,20 +209,56 @@ def _random_states() -> list[Tensor]:
 
 def _as_tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if isinstance(dataset, (tuple, list)) and len(dataset) == 2 and all(isinstance(part, Tensor) for part in dataset):
-        inputs, targets = dataset
-    elif indexed and not isinstance(dataset, (tuple, list, str)):
+    sequence = isinstance(dataset, (tuple, list))
+    if sequence and len(dataset) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in dataset):
+        inputs, targets = (torch.as_tensor(part) for part in dataset)
+    elif indexed and not sequence and not isinstance(dataset, (str, Mapping)):
         if len(dataset) == 0:
             raise InputError("the dataset is empty; expected at least one example.")
-        pairs = [dataset[index] for index in range(len(dataset))]
-        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+        pairs = [_example(dataset, index) for index in range(len(dataset))]
+        inputs = _stacked([pair[0] for pair in pairs], "input")
+        targets = _stacked([pair[1] for pair in pairs], "target")
     else:
+        remedy = " Use its .dataset." if hasattr(dataset, "dataset") else ""
         raise InputError(
             f"dataset is a {type(dataset).__name__}; expected a pair (inputs, targets) of tensors or a torch Dataset."
+            f"{remedy}"
         )
     if len(inputs) != len(targets):
         raise InputError(f"dataset has {len(inputs)} inputs and {len(targets)} targets; expected as many of each.")
     if len(inputs) == 0:
         raise InputError("the dataset is empty; expected at least one example.")
     return inputs, targets
+
+
+def _example(dataset: Any, index: int) -> Sequence[Any]:
+    try:
+        found = dataset[index]
+    except Exception as error:  # somebody's own code: it may raise anything
+        raise InputError(
+            f"the dataset raised {type(error).__name__} at example {index}: {error}; expected a pair (input, target)."
+        ) from error
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        what = f"{len(found)} parts" if isinstance(found, (tuple, list)) else f"the type {type(found).__name__}"
+        raise InputError(
+            f"example {index} of the dataset has {what}; expected a pair (input, target). "
+            "Wrap the dataset in one that returns pairs."
+        )
+    return found
+
+
+def _stacked(parts: list[Any], name: str) -> Tensor:
+    tensors = []
+    for index, part in enumerate(parts):
+        try:
+            tensors.append(torch.as_tensor(part))
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                f"the {name} of example {index} is a {type(part).__name__}; expected a tensor, an array or a number."
+            ) from None
+        if tensors[-1].shape != tensors[0].shape:
+            raise InputError(
+                f"the {name} of example {index} has shape {tuple(tensors[-1].shape)} and that of example 0 "
+                f"{tuple(tensors[0].shape)}; expected one shape. Pad or crop them."
+            )
+    return torch.stack(tensors)

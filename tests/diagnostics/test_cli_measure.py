@@ -78,6 +78,14 @@ def test_a_problem_of_ones_own_can_be_named(tmp_path: Path) -> None:
     assert "C_reg(8)" in found.stdout
 
 
+def test_what_a_problem_of_ones_own_raises_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_problem.py").write_text("def make():\n    return 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = CliRunner().invoke(app, ["measure", "--problem", "broken_problem:make"])
+    assert isinstance(result.exception, tacit.InputError)
+    assert "raised ZeroDivisionError: division by zero" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

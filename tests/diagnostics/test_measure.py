@@ -123,9 +123,7 @@ def test_chunks_do_not_matter_and_a_dataset_is_read_only_where_sampled() -> None
 def moments_of(rows: np.ndarray, train_size: int) -> estimates.Moments:
     mean = rows.mean(0)
     spreads, along = np.square(rows - mean).sum(1), (rows - mean) @ mean
-    return estimates.Moments(
-        len(rows), train_size, float(mean @ mean), spreads.sum() / (len(rows) - 1), spreads, along
-    )
+    return estimates.Moments(len(rows), train_size, float(mean @ mean), spreads.sum() / (len(rows) - 1), spreads, along)
 
 
 def statistics(train_size: int) -> dict[str, estimates.Statistic]:
@@ -251,7 +249,7 @@ BAD = {
     "inputs that do not fit": ((INPUTS[:, :2], TARGETS), F.cross_entropy, {}, "inputs that fit the model"),
     "lengths that differ": ((INPUTS, TARGETS[:5]), F.cross_entropy, {}, "as many of each"),
     "no confidence": ((INPUTS, TARGETS), F.cross_entropy, {"confidence": 95}, "between 0 and 1"),
-    "a sample of one": ((INPUTS, TARGETS), F.cross_entropy, {"sample": 1}, "at least 2"),
+    "a sample of one": ((INPUTS, TARGETS), F.cross_entropy, {"sample": 1}, "at least 3"),
     "a negative rate": ((INPUTS, TARGETS), F.cross_entropy, {"learning_rate": -1.0}, "positive"),
     "no loss": ((INPUTS, TARGETS), None, {}, "measure(model, loss_fn, dataset)"),
 }

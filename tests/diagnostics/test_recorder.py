@@ -128,6 +128,7 @@ def test_rows_are_json_lines_and_scalars_go_to_the_writer(tmp_path: Path) -> Non
     ("arguments", "said"),
     [
         ({"window": 1}, "at least 2 steps"),
+        ({"window": 4, "batch_size": 32}, "Use window=2"),
         ({"every": 3, "window": 8}, "do not overlap"),
         ({"batch_size": 65}, "expected 1 to 64"),
         ({"full": 10}, "loss_fn and dataset"),
@@ -138,6 +139,47 @@ def test_rows_are_json_lines_and_scalars_go_to_the_writer(tmp_path: Path) -> Non
 def test_bad_arguments_are_one_sentence(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(tacit.InputError, match=said):
         tacit.Recorder(plain_net(), **{"batch_size": 8, "train_size": 64, **arguments})
+
+
+def test_a_layer_that_some_steps_leave_out_counts_as_zero_there() -> None:
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=2, window=2)
+    squares, total = [], torch.zeros(24)
+    for step in range(2):
+        model.zero_grad()
+        F.cross_entropy(model[step](INPUTS[:8]), TARGETS[:8]).backward()
+        recorder.after_backward()
+        flat = [torch.zeros(p.shape) if p.grad is None else p.grad for p in model.parameters()]
+        gradient = torch.cat([part.reshape(-1) for part in flat])
+        squares.append(float(gradient.square().sum()))
+        total += gradient
+    expected = cheap_row(squares, float(total.square().sum()) / 4, batch_size=8, train_size=64)
+    assert recorder.rows[0]["gradient_covariance_trace"] == pytest.approx(
+        expected["gradient_covariance_trace"], rel=1e-5
+    )
+
+
+def test_sparse_gradients_are_read() -> None:
+    rows = []
+    for sparse in (True, False):
+        model = spread(nn.EmbeddingBag(5, 3, sparse=sparse, mode="sum"))
+        recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=2, window=2)
+        for start in (0, 8):
+            model.zero_grad()
+            F.cross_entropy(model(TARGETS[start : start + 8].reshape(8, 1)), TARGETS[:8]).backward()
+            recorder.after_backward()
+        rows.append(recorder.rows[0]["gradient_covariance_trace"])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-6)
+
+
+def test_the_rows_of_a_run_that_diverged_are_still_json(tmp_path: Path) -> None:
+    model, path = spread(plain_net()), tmp_path / "rows.jsonl"
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=2, window=2, path=path)
+    for _ in range(2):
+        (float("nan") * F.cross_entropy(model(INPUTS[:8]), TARGETS[:8])).backward()
+        recorder.after_backward()
+    assert "NaN" not in path.read_text()
+    assert json.loads(path.read_text())["gradient_covariance_trace"] is None
 
 
 def test_a_call_without_gradients_is_explained() -> None:

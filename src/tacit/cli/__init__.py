@@ -33,8 +33,9 @@ def _options(
 
 
 def _register() -> None:
-    """Every module of this folder has a `register(app)`; a command file is added by writing it."""
-    for found in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+    """Every module of this folder, `_helpers` aside, has a `register(app)`; a command file is added by writing it."""
+    commands = [found for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+    for found in sorted(commands, key=lambda module: module.name):
         importlib.import_module(f"{__name__}.{found.name}").register(app)
 
 

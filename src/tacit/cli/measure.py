@@ -151,7 +151,9 @@ def _problem(
     seed: int,
 ) -> Problem:
     if custom is not None:
-        return _imported(custom)
+        from tacit.cli._imported import imported
+
+        return imported(custom)()
     if model != "mlp":
         raise InputError(f"--model {model!r} is unknown; use mlp, or --problem module:function for your own.")
     if width < 1 or depth < 0:
@@ -198,27 +200,6 @@ def _load(network: object, weights: Path) -> None:
     except RuntimeError as error:
         expected = ", ".join(f"{name} {tuple(value.shape)}" for name, value in network.state_dict().items())
         raise InputError(f"--weights {weights} does not fit the model; expected {expected}.") from error
-
-
-def _imported(name: str) -> Problem:
-    import importlib
-    import sys
-
-    from tacit.problem import Problem
-
-    module_name, _, function_name = name.partition(":")
-    if not function_name:
-        raise InputError(f"--problem {name!r}; expected package.module:function.")
-    sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
-    try:
-        made = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"--problem {name!r} cannot be imported: {error}.") from error
-    finally:
-        sys.path.remove("")
-    if not isinstance(made, Problem):
-        raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
-    return made
 
 
 def _check_regime(posed: Problem, batch_size: int) -> None:

@@ -108,42 +108,12 @@ def _verify_one(name: str) -> ConvergenceStudy:
 
 
 def _maker(name: str) -> Callable[[], Problem]:
+    from tacit.cli._imported import imported
     from tacit.theory.problems import PROBLEMS
 
-    return PROBLEMS[name] if name in PROBLEMS else _imported(name)
-
-
-def _imported(name: str) -> Callable[[], Problem]:
-    import importlib
-    import sys
-
-    from tacit.problem import Problem
-    from tacit.theory.problems import PROBLEMS
-
-    module_name, _, function_name = name.partition(":")
-    if not function_name:
+    if name not in PROBLEMS and ":" not in name:
         raise InputError(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function.")
-    sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # the module is the user's: whatever it raises is said in one sentence
-        raise InputError(f"problem {name!r} cannot be imported: {error}.") from error
-    finally:
-        sys.path.remove("")
-
-    if not callable(function):
-        raise InputError(f"problem {name!r} is a {type(function).__name__}; expected a function without arguments.")
-
-    def make() -> Problem:
-        try:
-            made = function()
-        except Exception as error:
-            raise InputError(f"problem {name!r} raised {type(error).__name__}: {error}") from error
-        if not isinstance(made, Problem):
-            raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
-        return made
-
-    return make
+    return PROBLEMS[name] if name in PROBLEMS else imported(name)
 
 
 def _print(study: ConvergenceStudy) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit import _tree
 from tacit._random import generator
@@ -18,6 +20,12 @@ from tacit.problem import Problem
 
 DENSE = 20  # up to so many parameters the whole matrix is made: Lanczos needs more dimensions than eigenvalues
 GROUPS = 16  # of examples, for the interval
+# Autograd nodes through which torch returns wrong second derivatives without a word: functions marked as differentiable
+# once drop out of the sum, and the fused weight norm is off by percents.
+WRONG = {
+    "Error": "a function that can be differentiated only once",
+    "WeightNormInterface": "torch's fused weight norm; write v · g/‖v‖ out to have it",
+}
 
 
 def largest_eigenvalue(
@@ -36,6 +44,7 @@ def largest_eigenvalue(
     too large.
     """
     size = sum(value.numel() for value in problem.parameters.values())
+    _require_second_derivatives(problem, examples[:2])
 
     def product(vector: np.ndarray, some: Tensor = examples) -> np.ndarray:
         direction = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))
@@ -47,6 +56,8 @@ def largest_eigenvalue(
     else:
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         start = torch.randn(size, generator=generator(seed, "probe"), dtype=torch.float64).numpy()
+        if not product(start).any():  # a linear loss; Lanczos stops at once, and ARPACK calls that an error
+            return Estimate(0.0, 0.0, 0.0)
         values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=1e-3)
     value, vector = float(values[-1]), vectors[:, -1]
     if len(examples) == train_size or len(examples) < 2:
@@ -68,9 +79,29 @@ def hessian_product(problem: Problem, examples: Tensor, vector: Tensor, *, chunk
     return total
 
 
+def _require_second_derivatives(problem: Problem, examples: Tensor) -> None:
+    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        loss = problem.loss(leaves, examples)
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=True, materialize_grads=True, allow_unused=True
+        )
+    waiting: list[Any] = [loss.grad_fn, *(gradient.grad_fn for gradient in gradients)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        words = WRONG.get(type(node).__name__.split("Backward")[0])
+        if words is not None:
+            raise RuntimeError(f"torch has no right second derivatives through {words}")
+        waiting += [parent for parent, _ in node.next_functions]
+
+
 def _product(problem: Problem, examples: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
     leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
         loss = problem.loss(leaves, examples)
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
         along = _tree.total((g * direction[name]).sum() for g, name in zip(gradients, leaves, strict=True))

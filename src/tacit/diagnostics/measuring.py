@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _tree
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit.diagnostics import _asked as asked
 from tacit.diagnostics import estimates
 from tacit.diagnostics.curvature import largest_eigenvalue
 from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse, mean_estimate
@@ -60,28 +59,45 @@ def measure(
     >>> abs(seen.implicit_regularizer[8].value - (c + 56 / 63 * gamma / 8) / 4) < 1e-12
     True
     """
-    _check_arguments(confidence, learning_rate)
-    posed, train_size = _pose(problem, loss_fn, dataset, sample, weight_decay, dtype, seed)
-    sizes = _batch_sizes(batch_size, problem, train_size)
-    examples = _draw(posed.train_size, min(sample or posed.train_size, posed.train_size), seed)
-    if len(examples) < 2:
-        raise InputError("there is one example; expected at least two: one has no variance between examples.")
-    halves = halves_differ(posed, examples[:HALVED])
+    seed, chunk_size = asked.whole("seed", seed), asked.whole("chunk_size", chunk_size, least=1)
+    asked.check_numbers(confidence, learning_rate)
+    posed, numbers, train_size = asked.pose(problem, loss_fn, dataset, sample, weight_decay, dtype, seed)
+    sizes = asked.batch_sizes(batch_size, problem, train_size)
+    examples = asked.draw(posed.train_size, min(sample or posed.train_size, posed.train_size), seed)
     common: dict[str, Any] = {"train_size": train_size, "sample": len(examples), "confidence": confidence}
     common |= {"learning_rate": learning_rate, "largest_eigenvalue": None}
-    if curvature or (curvature is None and learning_rate is not None):
-        common["largest_eigenvalue"] = largest_eigenvalue(
-            posed, examples, train_size=train_size, chunk_size=chunk_size, confidence=confidence, seed=seed
-        )
-    if halves[0] > halves[1]:
-        return _mixed(posed, examples, sizes, halves, common, seed)
-    engine = ExampleGradients(posed, chunk_size=chunk_size)
-    losses, squares, moments = _moments(engine, examples, train_size)
-    tested = self_test(
-        posed, examples, batch_size=min(*sizes, len(examples) // 2), halves=halves,
-        in_sample=(moments.mean_squared_norm, moments.variance), confidence=confidence, seed=seed,
-    )  # fmt: skip
-    return _result(moments, losses, squares, sizes, tested, engine.how, posed.weight_decay, common)
+    notes = asked.precision_notes(posed)
+    with asked.refusals_explained(posed, examples, numbers):
+        if curvature or (curvature is None and learning_rate is not None):
+            common["largest_eigenvalue"], missing = _curvature(posed, examples, common, chunk_size, seed)
+            notes += missing
+        halves = halves_differ(posed, examples[:HALVED])
+        if halves[0] > halves[1]:
+            return _mixed(posed, examples, sizes, halves, common, notes, seed)
+        engine = ExampleGradients(posed, chunk_size=chunk_size)
+        losses, squares, moments = _moments(engine, examples, train_size)
+        asked.check_finite(numbers[examples], losses, squares)
+        if engine.mixing is not None:
+            return _mixed(posed, examples, sizes, engine.mixing, common, notes, seed)
+        tested = self_test(
+            posed, examples, batch_size=min(*sizes, len(examples) // 2), halves=halves,
+            in_sample=(moments.mean_squared_norm, moments.variance), confidence=confidence, seed=seed,
+        )  # fmt: skip
+    return _result(moments, losses, squares, sizes, tested, engine.how, posed.weight_decay, common, notes)
+
+
+def _curvature(
+    posed: Problem, examples: Tensor, common: dict[str, Any], chunk_size: int, seed: int
+) -> tuple[Estimate | None, list[str]]:
+    """λ_max, or a note: some operations cannot be differentiated twice, and the other numbers do not need it."""
+    try:
+        found = largest_eigenvalue(
+            posed, examples, train_size=common["train_size"], chunk_size=chunk_size, confidence=common["confidence"],
+            seed=seed,
+        )  # fmt: skip
+    except RuntimeError as error:
+        return None, [f"λ_max was not found: {asked.first_line(error)}"]
+    return found, []
 
 
 def _moments(engine: ExampleGradients, examples: Tensor, train_size: int) -> tuple[np.ndarray, np.ndarray, Moments]:
@@ -116,13 +132,14 @@ def _result(
     methods: dict[str, str],
     weight_decay: float,
     common: dict[str, Any],
+    known: list[str],
 ) -> Measurement:
     confidence, train_size = common["confidence"], moments.train_size
     signal = estimate(moments, estimates.signal_statistic(train_size), confidence=confidence)
     gamma = estimate(moments, estimates.covariance_statistic(train_size), confidence=confidence, logarithmic=True)
     squared_norm = estimate(moments, estimates.gradient_squared_norm, confidence=confidence)
     tail = tail_index(np.sqrt(squares), confidence=confidence)
-    notes = list(_notes(methods, tail, moments, squared_norm))
+    notes = [*known, *_notes(methods, tail, moments, squared_norm)]
     if weight_decay:
         notes.append("weight decay is in ‖∇C‖² and C_reg; it cancels in Γ, and is left out of C and the tail index.")
     return Measurement(
@@ -153,11 +170,11 @@ def _noise_share(batch_size: int, train_size: int) -> float:
 
 def _notes(methods: dict[str, str], tail: Estimate | None, moments: Moments, squared_norm: Estimate) -> list[str]:
     notes = []
-    for how in ("vmap", "one by one"):
+    for how, words in (("vmap", "by vmap"), ("one by one", "one by one")):
         names = [name for name, used in methods.items() if used == how]
         if names:
             shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-            notes.append(f"no factors for {shown}: example gradients formed by {how}, slower.")
+            notes.append(f"no factors for {shown}: example gradients formed {words}, slower.")
     if tail is not None and tail.high < 2:
         notes.append(f"per-example norms have a heavy tail (α < {tail.high:.2g}): Γ itself may not settle.")
     elif tail is not None and tail.value < 4 and not moments.exact:
@@ -176,16 +193,29 @@ def examples_needed(sample: int, train_size: int, squared_norm: Estimate) -> int
     """
     half = squared_norm.high - max(squared_norm.value, 0.0)
     size = max(squared_norm.value, squared_norm.high / 4, 1e-300)
-    return min(train_size, math.ceil(sample * (2 * half / size) ** 2))
+    return min(train_size, max(sample + 1, math.ceil(sample * (2 * half / size) ** 2)))
 
 
 def _mixed(
-    problem: Problem, examples: Tensor, sizes: list[int], halves: tuple[float, float], common: dict[str, Any], seed: int
+    problem: Problem,
+    examples: Tensor,
+    sizes: list[int],
+    halves: tuple[float, float],
+    common: dict[str, Any],
+    known: list[str],
+    seed: int,
 ) -> Measurement:
     """All that can be said of a model that mixes examples: C_reg of real minibatches, with their spread."""
     tests = {size: _test_of_mixed(problem, examples, size, halves, common, seed) for size in sizes}
     kept = {size: test for size, test in tests.items() if test is not None}
     loss = float(problem.loss(problem.parameters, examples)) - _decay(problem)
+    notes = [
+        *known,
+        "C_reg is a mean over real minibatches, its interval from their spread; C is of the examples seen.",
+    ]
+    lost = [str(size) for size in sizes if size not in kept]
+    if lost:
+        notes.append(f"no C_reg for batches of {', '.join(lost)}: the sample has {len(examples)} examples.")
     return Measurement(
         full_loss=Estimate(loss, loss, loss),
         full_gradient_squared_norm=None,
@@ -194,9 +224,9 @@ def _mixed(
         noise_scale=None,
         signal_to_noise={},
         tail_index=None,
-        self_test=next(iter(kept.values()), None),
+        self_test=next(iter(kept.values()), SelfTest(0, 0, *halves, Estimate(loss, loss, loss), None, None, 0.0)),
         methods={},
-        notes=("C_reg is a mean over real minibatches, its interval from their spread; C is of the examples seen.",),
+        notes=tuple(notes),
         moments=None,
         **common,
     )
@@ -218,80 +248,3 @@ def _decay(problem: Problem) -> float:
 
 def _squared_norm(tree: _tree.Tree) -> float:
     return sum(float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2 for leaf in tree.values())
-
-
-def _draw(count: int, sample: int, seed: int) -> Tensor:
-    if sample == count:
-        return torch.arange(count)
-    return torch.randperm(count, generator=generator(seed, "probe"))[:sample].sort().values
-
-
-def _pose(
-    problem: Problem | nn.Module,
-    loss_fn: LossFunction | None,
-    dataset: Any,
-    sample: int | None,
-    weight_decay: float,
-    dtype: torch.dtype | None,
-    seed: int,
-) -> tuple[Problem, int]:
-    """The problem on the examples to be used, and N. Of an indexed dataset only the sampled examples are read."""
-    if sample is not None and sample < 2:
-        raise InputError(f"sample={sample}; expected at least 2 examples.")
-    if isinstance(problem, Problem):
-        if loss_fn is not None or dataset is not None or weight_decay or dtype is not None:
-            raise InputError("a Problem has its own loss, dataset, weight decay and dtype; expected none beside it.")
-        return problem, problem.train_size
-    if not isinstance(problem, nn.Module):
-        raise InputError(f"found a {type(problem).__name__}; expected a tacit.Problem, or a model, loss and dataset.")
-    if loss_fn is None or dataset is None:
-        raise InputError("a model alone cannot be measured; expected measure(model, loss_fn, dataset).")
-    train_size = len(dataset[0]) if isinstance(dataset, (tuple, list)) and dataset else _length(dataset)
-    if train_size == 0:
-        raise InputError("the dataset is empty; expected at least two examples.")
-    if train_size == 1:
-        raise InputError("the dataset has one example; expected at least two: one has no variance between examples.")
-    if sample is not None and sample < train_size and not isinstance(dataset, (tuple, list)):
-        chosen = _draw(train_size, sample, seed).tolist()
-        dataset = torch.utils.data.Subset(dataset, chosen)
-    used = min(train_size, sample or train_size) if not isinstance(dataset, (tuple, list)) else train_size
-    try:
-        return Problem(problem, loss_fn, dataset, batches=[[*range(min(used, HALVED))]], weight_decay=weight_decay,
-                       dtype=dtype), train_size  # fmt: skip
-    except (IndexError, RuntimeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"the model or the loss refuses the first {min(used, HALVED)} examples: {reason} "
-            "Expected inputs that fit the model and targets that fit the loss."
-        ) from error
-
-
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except TypeError:
-        raise InputError(
-            f"the dataset, a {type(dataset).__name__}, has no length; expected a pair of tensors or a torch Dataset."
-        ) from None
-
-
-def _batch_sizes(batch_size: int | Sequence[int] | None, problem: Any, train_size: int) -> list[int]:
-    if batch_size is None:
-        fixed = {len(batch) for batch in problem.batches} if isinstance(problem, Problem) else set()
-        batch_size = sorted(fixed) if fixed else min(32, train_size)
-    sizes = [batch_size] if isinstance(batch_size, int) else [int(size) for size in batch_size]
-    if not sizes:
-        raise InputError("batch_size is an empty list; expected at least one batch size.")
-    for size in sizes:
-        if not 1 <= size <= train_size:
-            raise InputError(f"batch_size={size} with {train_size} examples; expected 1 to {train_size}.")
-    return sizes
-
-
-def _check_arguments(confidence: float, learning_rate: float | None) -> None:
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence={confidence}; expected a number between 0 and 1, such as 0.95.")
-    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise InputError(f"learning_rate={learning_rate}; expected a positive number.")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit._tree import Tree
 from tacit.diagnostics.measuring import measure
 
 When = int | Callable[[int], bool]
@@ -58,10 +59,19 @@ class Recorder:
         writer: Any = None,
         tensorboard: str | Path | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model is a {type(model).__name__}; expected a torch module.")
         if not 1 <= batch_size <= train_size:
             raise InputError(f"batch_size={batch_size} with train_size={train_size}; expected 1 to {train_size}.")
         if window < 2:
             raise InputError(f"window={window}; expected at least 2 steps: two batch sizes are needed.")
+        if window * batch_size > train_size:
+            most = train_size // batch_size
+            remedy = f"Use window={most}." if most >= 2 else "Use smaller batches: these leave no noise to measure."
+            raise InputError(
+                f"window={window} steps of {batch_size} see more than the {train_size} examples; expected minibatches "
+                f"that can be disjoint. {remedy}"
+            )
         for name, when in (("every", every), ("full", full)):
             if when is not None and not callable(when) and when < 1:
                 raise InputError(f"{name}={when}; expected at least 1, or a function of the step.")
@@ -78,27 +88,31 @@ class Recorder:
         self.writer = _tensorboard(tensorboard) if tensorboard is not None else writer
         self.rows: list[dict[str, Any]] = []
         self.steps = 0
-        self._sum: list[Tensor] | None = None
+        self._sum: Tree | None = None
         self._squares: list[float] = []
 
     def after_backward(self) -> None:
         """Reads `.grad` of the model's parameters. Call it once per step, also on steps that it does not record."""
         step, self.steps = self.steps, self.steps + 1
         if self._sum is None and _now(self.every, step):
-            self._sum, self._squares = [], []
+            self._sum, self._squares = {}, []
         if self._sum is not None:
             self._watch(step)
         if self.full is not None and _now(self.full, step):
             self._measure(step)
 
     def _watch(self, step: int) -> None:
-        gradients = [parameter.grad.detach() for parameter in self.model.parameters() if parameter.grad is not None]
+        # By name: a layer that a step leaves out has no gradient then, which counts as zero.
+        gradients = {
+            name: parameter.grad.detach().to_dense()
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None
+        }
         if not gradients:
             raise InputError("no parameter has a gradient; expected after_backward() between backward and zero_grad.")
         assert self._sum is not None
-        self._sum = [gradient.clone() for gradient in gradients] if not self._sum else [
-            total + gradient for total, gradient in zip(self._sum, gradients, strict=True)
-        ]  # fmt: skip
+        for name, gradient in gradients.items():
+            self._sum[name] = self._sum[name] + gradient if name in self._sum else gradient.clone()
         self._squares.append(_squared_norm(gradients))
         if len(self._squares) == self.window:
             of_mean = _squared_norm(self._sum) / self.window**2
@@ -119,6 +133,11 @@ class Recorder:
         self._add(step, {"kind": "full", **seen.to_row()})
 
     def _add(self, step: int, row: dict[str, Any]) -> None:
+        # A run that diverged has no numbers; JSON has no word for that but null.
+        row = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
         whole = {"step": step, **row}
         self.rows.append(whole)
         if self.path is not None:
@@ -126,7 +145,7 @@ class Recorder:
                 file.write(json.dumps(whole) + "\n")
         if self.writer is not None:
             for name, value in row.items():
-                if isinstance(value, float) and math.isfinite(value):
+                if isinstance(value, float):
                     self.writer.add_scalar(f"tacit/{name}", value, step)
 
 
@@ -154,8 +173,8 @@ def _now(when: When, step: int) -> bool:
     return bool(when(step)) if callable(when) else step % when == 0
 
 
-def _squared_norm(tensors: list[Tensor]) -> float:
-    return sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
+def _squared_norm(tree: Tree) -> float:
+    return sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tree.values())
 
 
 def _cuda_states() -> list[Tensor]:

@@ -18,6 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from tacit import _tree
+from tacit._errors import InputError
 from tacit._random import generator
 from tacit._tree import Tree
 from tacit.diagnostics.estimates import Estimate
@@ -49,9 +50,10 @@ class SelfTest:
     def __str__(self) -> str:
         if self.halves > self.halves_tolerance:
             return (
-                f"self-test failed: a minibatch's gradient differs by {self.halves:.2g} of its size from the mean over "
-                "its two halves. The model or the loss mixes the examples of a minibatch (batch norm in training mode, "
-                "class weights): no example has a gradient of its own, and Γ is not defined."
+                f"self-test failed: a minibatch's loss or gradient differs by {self.halves:.2g} of its size from the "
+                "mean over its parts. The model or the loss mixes the examples of a minibatch (batch norm in training "
+                "mode, class weights, ignored labels, targets that are broadcast against outputs): no example has a "
+                "gradient of its own, and Γ is not defined."
             )
         if not self.passed:
             return (
@@ -118,5 +120,10 @@ def _gradient(problem: Problem, examples: Tensor) -> Tree:
     leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
     with torch.enable_grad():
         loss = problem.loss(leaves, examples)
+    if not loss.requires_grad:
+        raise InputError(
+            "the loss does not depend on the parameters in a way torch can differentiate; expected a loss of the "
+            "model's outputs without detach(), no_grad() or argmax()."
+        )
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
     return dict(zip(leaves, found, strict=True))

@@ -1,0 +1,44 @@
+"""A problem of the user's own, named as package.module:function on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tacit._errors import InputError
+
+if TYPE_CHECKING:
+    from tacit.problem import Problem
+
+
+def imported(name: str) -> Callable[[], Problem]:
+    """The function, found now; what it raises or returns wrongly is said in one sentence when it is called."""
+    import importlib
+    import sys
+
+    from tacit.problem import Problem
+
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise InputError(f"problem {name!r}; expected package.module:function.")
+    sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # the module is the user's: whatever it raises is said in one sentence
+        raise InputError(f"problem {name!r} cannot be imported: {error}.") from error
+    finally:
+        sys.path.remove("")
+
+    if not callable(function):
+        raise InputError(f"problem {name!r} is a {type(function).__name__}; expected a function without arguments.")
+
+    def make() -> Problem:
+        try:
+            made = function()
+        except Exception as error:
+            raise InputError(f"problem {name!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, Problem):
+            raise InputError(f"{name} returned a {type(made).__name__}; expected a tacit.Problem.")
+        return made
+
+    return make
