@@ -70,7 +70,8 @@ def prepare(
     """
     pixels = torch.from_numpy(np.array(raw, copy=True))
     if size is not None:
-        pixels = F.avg_pool2d(pixels.to(dtype), pixels.shape[-1] // size)
+        side = pixels.shape[-1] // size  # in parts: all images as floats would take four times their memory
+        pixels = torch.cat([F.avg_pool2d(part.to(dtype), side) for part in pixels.split(4096)])
     pixels = pixels.permute(0, 2, 3, 1).contiguous()
     scale, offset = _factors(pixels, facts)
     return Images(pixels.to(device), scale.to(dtype).to(device), offset.to(dtype).to(device))
