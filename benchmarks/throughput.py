@@ -7,9 +7,9 @@ One study of MNIST-1D with four fleets of equal work, each about `--fleet-second
   local-2   by two local workers       (2 and 2)
   ray-2     by two workers of a Ray that runs already, as a cluster does
 in turns, `--rounds` times. The time of a study is from the start of its workers to its last row, so it includes
-starting processes and importing torch. Two ratios: local-2 / local-1 (at most 0.6 is asked for) and ray-2 / local-2 (at most
-1.10, for fleets of a minute or longer). Ray's own start is measured apart. With the default options about 9 minutes on
-two free cores.
+starting processes and importing torch. Two ratios: local-2 / local-1 (at most 0.6 is asked for) and ray-2 / local-2
+(at most 1.10, for fleets of a minute or longer). Ray's own start is measured apart. With the default options about 9
+minutes on two free cores.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ class Attempts:
         if count >= self.limit:
             watch(task.fleet, Message("failed", {"text": error, "attempts": count}))
             return None
+        again = replace(task, checkpoint=checkpoint or task.checkpoint)
+        what = "goes on from its last checkpoint" if again.checkpoint else "starts over"
         last = error.strip().splitlines()[-1].rstrip(".")
-        text = f"fleet {task.fleet.id}: {last}; it goes on from its last checkpoint (failure {count} of {self.limit})."
+        text = f"fleet {task.fleet.id}: {last}; it {what} (failure {count} of {self.limit})."
         watch(task.fleet, Message("warning", {"text": text}))
-        return replace(task, checkpoint=checkpoint or task.checkpoint)
+        return again

@@ -1,0 +1,140 @@
+"""Failures without processes: how often a fleet is tried, from what, and what ends a study for all."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from tacit import InputError
+from tacit.studies.attempts import Attempts, Task
+from tacit.studies.packing import Fleet, pack
+from tacit.studies.pool import FALSE_STARTS, Lost, Worker, WorkerPool
+from tacit.studies.study import parse_study
+from tacit.studies.wire import Message
+
+STUDY = parse_study(
+    {
+        "name": "two",
+        "fixed": {"train_size": 64, "batch_size": 16, "width": 8, "depth": 1, "epochs": 1, "evaluations": 1},
+        "grid": {"learning_rate": [0.1], "strength": [0.0, 0.1]},
+    }
+)
+ONE, TWO = pack(STUDY.runs)
+ROWS = Message("rows", {"rows": [], "seconds": 0.1})
+Heard = Message | Lost
+
+
+class Scripted(Worker):
+    """Says the next line of its pool's script for the fleet that it is given."""
+
+    def __init__(self, pool: ScriptedPool) -> None:
+        super().__init__()
+        self.pool, self.ended = pool, False
+
+    def send(self, message: Message) -> None:
+        self.pool.sent.append(message)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class ScriptedPool(WorkerPool):
+    def __init__(self, script: dict[str, list[Heard]], *, attempts: int = 3, start: Heard | None = None) -> None:
+        super().__init__(1, attempts=attempts)
+        self.script = {fleet: deque(heard) for fleet, heard in script.items()}
+        self.start_with = start if start is not None else Message("ready")
+        self.sent: list[Message] = []
+        self.made: list[Scripted] = []
+
+    def _start(self) -> Worker:
+        self.made.append(Scripted(self))
+        return self.made[-1]
+
+    def _listen(self) -> list[tuple[Worker, Heard]]:
+        for worker in self._pool:
+            if not worker.ready:
+                return [(worker, self.start_with)]
+            if worker.task is not None:
+                return [(worker, self.script[worker.task.fleet.id].popleft())]
+        return []
+
+
+class Book:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Message]] = []
+
+    def __call__(self, fleet: Fleet, message: Message) -> None:
+        self.heard.append((fleet.id, message))
+
+    def kinds(self, fleet: Fleet) -> list[str]:
+        return [message.kind for name, message in self.heard if name == fleet.id]
+
+
+def failed(text: str = "Traceback ...\nValueError: no") -> Message:
+    return Message("failed", {"text": text, "input": False})
+
+
+def test_losses_and_exceptions_count_alike_and_the_third_gives_the_fleet_up() -> None:
+    pool, book = ScriptedPool({ONE.id: [Lost("was killed"), failed(), Lost("was killed")], TWO.id: [ROWS]}), Book()
+    pool.run([Task(ONE), Task(TWO)], book)
+    assert book.kinds(ONE) == ["warning", "warning", "failed"]
+    assert book.kinds(TWO) == ["rows"]
+    assert book.heard[2][1].facts == {"text": "its worker was killed", "attempts": 3}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_the_number_of_attempts_can_be_chosen(limit: int) -> None:
+    pool, book = ScriptedPool({ONE.id: [Lost("was killed")] * 9}, attempts=limit), Book()
+    pool.run([Task(ONE)], book)
+    assert book.kinds(ONE) == ["warning"] * (limit - 1) + ["failed"]
+
+
+def test_a_fleet_that_succeeds_at_last_is_not_failed() -> None:
+    pool, book = ScriptedPool({ONE.id: [Lost("was killed"), Lost("was killed"), ROWS]}), Book()
+    pool.run([Task(ONE)], book)
+    assert book.kinds(ONE) == ["warning", "warning", "rows"]
+
+
+def test_a_retry_starts_from_the_last_checkpoint_that_arrived() -> None:
+    early, late = Message("checkpoint", content=b"early"), Message("checkpoint", content=b"late")
+    pool = ScriptedPool({ONE.id: [early, late, failed(), Lost("was killed"), ROWS]})
+    pool.run([Task(ONE, b"stored")], Book())
+    assert [message.content for message in pool.sent if message.kind == "train"] == [b"stored", b"late", b"late"]
+
+
+def test_a_worker_that_raised_is_not_used_again() -> None:
+    pool = ScriptedPool({ONE.id: [failed(), ROWS]})
+    pool.run([Task(ONE)], Book())
+    assert [worker.ended for worker in pool.made] == [True, False]
+
+
+def test_a_worker_that_cannot_start_anywhere_ends_the_study_with_a_sentence() -> None:
+    pool = ScriptedPool({}, start=Lost("ended with code 1", broken=True))
+    with pytest.raises(InputError, match="a worker ended with code 1 while starting"):
+        pool.run([Task(ONE)], Book())
+    assert len(pool.made) == 1
+
+
+def test_workers_that_are_lost_before_they_are_ready_do_not_go_on_for_ever() -> None:
+    pool = ScriptedPool({}, attempts=100, start=Lost("was killed"))
+    with pytest.raises(InputError, match="while starting"):
+        pool.run([Task(ONE)], Book())
+    assert len(pool.made) == FALSE_STARTS
+
+
+def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:
+    book, error = Book(), "Traceback\n  somewhere\nMemoryError: too big.\n"
+    attempts = Attempts()
+    attempts.again(Task(ONE), None, error=error, watch=book)
+    attempts.again(Task(ONE), b"checkpoint", error=error, watch=book)
+    assert [message.facts["text"] for _, message in book.heard] == [
+        f"fleet {ONE.id}: MemoryError: too big; it starts over (failure 1 of 3).",
+        f"fleet {ONE.id}: MemoryError: too big; it goes on from its last checkpoint (failure 2 of 3).",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5])
+def test_a_wrong_number_of_attempts_is_a_sentence(wrong: object) -> None:
+    with pytest.raises(InputError, match="attempts is"):
+        Attempts(wrong)  # type: ignore[arg-type]
