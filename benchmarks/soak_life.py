@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -119,27 +120,25 @@ def send_signal(pid: int, number: int) -> bool:
 
 # -- a cluster on this machine ----------------------------------------------------------------------------------------
 def start_cluster() -> Any:
-    """A head and one node of one core each, on the loopback address."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    """A head and one node of one core each, on the loopback address, for this process and all that it starts."""
+    from tacit.studies.ray_session import import_ray, loopback_only
+
+    import_ray()
+    stay = contextlib.ExitStack()
+    stay.enter_context(loopback_only())  # never left: drivers inherit it through the environment
     from ray.cluster_utils import Cluster
 
-    from tacit.studies.ray_session import loopback_only
-
-    with loopback_only():
-        cluster = Cluster()
-        add_node(cluster, include_dashboard=False)
-        add_node(cluster)
+    cluster = Cluster()
+    add_node(cluster, include_dashboard=False)
+    add_node(cluster)
     return cluster
 
 
 def add_node(cluster: Any, **options: Any) -> None:
     """Ray gives a node 30 seconds to start, which a busy machine may need more than once."""
-    from tacit.studies.ray_session import loopback_only
-
     for last in (False, False, False, True):
         try:
-            with loopback_only():
-                cluster.add_node(num_cpus=1, object_store_memory=128 * 2**20, **options)
+            cluster.add_node(num_cpus=1, object_store_memory=128 * 2**20, **options)
             return
         except Exception:
             if last:
