@@ -178,6 +178,13 @@ def fsdp1(rank: int, world: int) -> Result:
     return message(lambda: GradientPenalty(model, STRENGTH))
 
 
+@scenario("refused: replicate")
+def replicate(rank: int, world: int) -> Result:
+    from torch.distributed._composable.replicate import replicate
+
+    return message(lambda: GradientPenalty(replicate(wide()), STRENGTH))
+
+
 @scenario("refused: tensor parallel")
 def tensor_parallel(rank: int, world: int) -> Result:
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module

@@ -26,6 +26,7 @@ REFUSALS = {
     "refused: global batch without ddp": "called no DistributedDataParallel",
     "refused: fsdp2": r"fully_shard \(FSDP2\).*Use DistributedDataParallel",
     "refused: fsdp1": r"FullyShardedDataParallel \(FSDP\).*Use DistributedDataParallel",
+    "refused: replicate": r"went through replicate.*Use DistributedDataParallel",
     "refused: tensor parallel": "'0.weight' is a DTensor.*Use DistributedDataParallel",
     "refused: factored, wrapped": "FactoredSGD never forms",
     "refused: factored, closure wrapped": "FactoredSGD never forms",

@@ -28,7 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit._errors import InputError
-from tacit.penalty._wrappers import refuse_settings
+from tacit.penalty._wrappers import in_a_group, refuse_settings
 
 
 class Workers:
@@ -58,7 +58,7 @@ class Workers:
         finally:
             step.restore()
         step.hand_over()
-        if step.synchronises:
+        if step.synchronises or not step.replicas:
             self.portions = []
 
     @contextmanager
@@ -79,7 +79,7 @@ class Step:
         self.workers, self.strength, self.weight, self.size = workers, strength, weight, size
         self.replicas: list[_Replica] = []
         self.watch: Any = None
-        self.distributed = _in_a_group()
+        self.distributed = in_a_group()
         self.reduced_inside = self.silent = False
 
     @property
@@ -149,7 +149,8 @@ class Step:
 
     def tell_failure(self) -> None:
         """Take part in the next exchange, which the others wait in or will come to, so that they stop as well."""
-        if self.workers.group is not None and not self.silent and self._world() > 1:
+        told = not self.distributed or self.workers.group is None or self.silent
+        if not told and self._world() > 1:
             self._agree("", failed=True)
 
     def _notice(self, module: nn.Module, inputs: Any) -> None:
@@ -302,10 +303,6 @@ def _refuse_disagreement(rows: list[list[int]], what: str) -> None:
             f"{_listed(handing)} wrapped models of the ranks got {what}; expected the same on all. "
             "Make the closure reach the same models on every rank."
         )
-
-
-def _in_a_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def _ignore(size: int) -> None: ...

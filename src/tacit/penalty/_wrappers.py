@@ -16,16 +16,33 @@ REMEDY = "the penalty needs whole parameters. Use DistributedDataParallel."
 
 
 def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Sharded parameters: FSDP in both versions, and tensor parallelism."""
+    """Sharded parameters (FSDP in both versions, tensor parallelism), and replication by `replicate`."""
+    if not in_a_group():  # nothing below exists without one, and this runs at every step
+        return
     for module in model.modules():
         kinds = {kind.__name__ for kind in type(module).__mro__}
         if "FullyShardedDataParallel" in kinds:
             raise InputError(f"the model is wrapped in FullyShardedDataParallel (FSDP), which shards it; {REMEDY}")
-        if kinds & {"FSDPModule", "ReplicateModule"}:
+        if "replicate" in _composed(module):
+            raise InputError(f"the model went through replicate, which reduces in hooks of its own; {REMEDY}")
+        if "FSDPModule" in kinds:
             raise InputError(f"the model went through fully_shard (FSDP2), which shards it; {REMEDY}")
     for name, parameter in parameters.items():
         if type(parameter.data).__name__ == "DTensor":
-            raise InputError(f"parameter {name!r} is a DTensor (FSDP2 or tensor parallel), a shard; {REMEDY}")
+            raise InputError(f"parameter {name!r} is a DTensor (tensor parallel), a shard; {REMEDY}")
+
+
+def in_a_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _composed(module: nn.Module) -> Iterable[str]:
+    """Names of the functions of torch.distributed that were applied to this module."""
+    try:
+        from torch.distributed._composable.contract import _get_registry
+    except ImportError:
+        return ()
+    return _get_registry(module) or ()
 
 
 def refuse_wrapped(model: nn.Module, *, of: str) -> None:
@@ -74,7 +91,7 @@ def refuse_ddp(modules: Iterable[nn.Module]) -> None:
 @contextmanager
 def without_ddp() -> Iterator[None]:
     """Inside, calling a DDP module is refused: FactoredSGD may hold the bare model and its closure the wrapped one."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_a_group():
         yield
         return
     watch = register_module_forward_pre_hook(lambda module, inputs: refuse_ddp((module,)))
