@@ -21,10 +21,10 @@ reproduce: $(STAMP) ## every figure of the paper on a small task, with verdicts:
 	$(BIN)/tacit reproduce
 
 test: $(STAMP)    ## the default test suite
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(STAMP) ## every test, slow ones too
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)    ## ruff and mypy
 	$(BIN)/ruff check .

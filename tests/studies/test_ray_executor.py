@@ -23,9 +23,11 @@ from tacit.studies.ray_session import RaySession, import_ray, loopback_only, rem
 from tacit.studies.runner import Watcher
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import Study, load_study
+from tacit.studies.wire import Message
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'tacit[ray]'")
 
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster, not one in each process of the test suite
 STUDY = """
 name = "small"
 [fixed]
@@ -122,6 +124,17 @@ class Saboteur(Watcher):
                 self.strike(where)
 
 
+def wait_for_workers(executor: RayExecutor, study: Study) -> None:
+    """Both workers are up, so that both get a fleet."""
+    executor._put_data(pack(study.runs))
+    executor._start_missing(executor.workers)
+    while not all(worker.ready for worker in executor._pool):
+        for worker, heard in executor._listen():
+            assert isinstance(heard, Message)
+            assert heard.kind == "ready"
+            worker.ready = True
+
+
 def kill_process(where: dict[str, Any]) -> None:
     os.kill(where["pid"], signal.SIGKILL)
 
@@ -154,6 +167,7 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on_from_its_checkpoint(
     assert rows_on_disk(tmp_path) == straight
 
 
+@pytest.mark.slow
 def test_a_fleet_that_loses_three_workers_is_failed_and_the_other_is_done(
     study: Study, straight: dict[str, bytes], executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -234,6 +248,7 @@ def test_a_study_that_loses_one_of_two_nodes_ends_complete_with_the_same_bytes(
             saboteur.times += 1
 
     saboteur = Saboteur(executor, lose_node)
+    wait_for_workers(executor, study)
     rows = runner.run(study, tmp_path, executor=executor, watcher=saboteur, checkpoint_seconds=CHECKPOINT_SECONDS)
     assert not cluster.worker_nodes
     assert len(saboteur.texts) == 1

@@ -22,6 +22,7 @@ from tacit.studies.wire import Message, Pipe, receive, send
 
 if TYPE_CHECKING:
     from tacit.studies.datasets import Data
+    from tacit.studies.fleet import Training
 
 Load = Callable[[str], "Data"]
 
@@ -74,9 +75,11 @@ def train(pipe: Pipe, message: Message, load: Load) -> None:
     send(pipe, Message("rows", {"rows": rows, "seconds": time.monotonic() - started, "made_by": made_by(training)}))
 
 
-def made_by(training: Any) -> dict[str, Any]:
+def made_by(training: Training) -> dict[str, Any]:
     """This worker's versions, machine and device: on a cluster they are not those of the study's process."""
-    return {**provenance(), "device": str(getattr(training, "device", "cpu"))}
+    from tacit.studies.devices import describe
+
+    return {**provenance(), "device": describe(training.device)}
 
 
 def calibrate(runs: list[dict[str, object]], load: Load) -> float:
