@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+UNTIL_THE_END = contextlib.ExitStack()
 GRACE = 30.0  # seconds in which the workers of a dead driver must end
 
 
@@ -124,8 +125,7 @@ def start_cluster() -> Any:
     from tacit.studies.ray_session import import_ray, loopback_only
 
     import_ray()
-    stay = contextlib.ExitStack()
-    stay.enter_context(loopback_only())  # never left: drivers inherit it through the environment
+    UNTIL_THE_END.enter_context(loopback_only())  # drivers inherit it through the environment
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()

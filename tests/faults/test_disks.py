@@ -84,7 +84,7 @@ def test_a_quota_that_ends_within_any_file_is_a_sentence_and_changes_no_row(
                 runner.run(SMALL, folder, executor=InProcess(data))
             except InputError as error:
                 full += "disk is full" in str(error)
-                assert not list(folder.rglob("*.tmp"))  # noqa: PT017
+                assert not list(folder.rglob("*.tmp"))
         goes_on(folder, data, straight)
     assert 4 <= full < 12
 
@@ -250,7 +250,7 @@ def test_one_changed_byte_in_any_file_is_noticed_or_harmless(
             remedy = "remove study.json" in str(error)
             (folder.path / "study.json").unlink()
             goes_on(folder.path, data, straight)
-            assert remedy  # noqa: PT017
+            assert remedy
 
 
 def test_a_temporary_file_that_a_crash_left_is_cleared_away(

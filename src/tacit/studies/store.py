@@ -32,7 +32,8 @@ MEASURED = (  # a number, or null for a run that diverged
 )  # fmt: skip
 STATUSES = ("finished", "diverged")
 # Sizes beyond which a file is not ours, so that nothing larger is ever read. A checkpoint holds a fleet's parameters.
-MOST_BYTES = {"study.json": MEGABYTE, "meta.json": MEGABYTE, "rows.jsonl": 64 * MEGABYTE, "checkpoint": 4096 * MEGABYTE}
+MOST_BYTES = {"study.json": MEGABYTE, "meta.json": MEGABYTE, "rows.jsonl": 16 * MEGABYTE, "checkpoint": 4096 * MEGABYTE}
+MOST_LINES = 10_000  # of a rows file: a fleet has a few dozen runs
 MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
 SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
 
@@ -172,14 +173,18 @@ class StudyFolder:
             return Damage("has no readable meta.json beside it, so its checksum is unknown")
         if hashlib.sha256(content).hexdigest() != meta.get("rows_sha256"):
             return Damage("does not match its checksum")
-        try:
-            rows = [parse_json(line, most_containers=MOST_CONTAINERS) for line in content.splitlines()]
-        except ValueError:
-            return Damage("is not JSON Lines")
-        problem = next((found for number, row in enumerate(rows, 1) if (found := _problem(row, number))), None)
-        if problem is None and digest([row["run"] for row in rows]) != fleet:
-            problem = Damage("holds other runs than its fleet")
-        return rows if problem is None else problem
+        if content.count(b"\n") + content.count(b"\r") > MOST_LINES:
+            return Damage(f"has more than {MOST_LINES} lines")
+        rows: list[Row] = []
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                rows.append(parse_json(line, most_containers=MOST_CONTAINERS))
+            except ValueError:
+                return Damage("is not JSON Lines")
+            problem = _problem(rows[-1], number)
+            if problem is not None:
+                return problem
+        return rows if digest([row["run"] for row in rows]) == fleet else Damage("holds other runs than its fleet")
 
     def meta(self, fleet: str) -> dict[str, Any] | None:
         try:

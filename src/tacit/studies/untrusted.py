@@ -17,6 +17,7 @@ from typing import Any
 MEGABYTE = 2**20
 MOST_CONTAINERS = 100_000  # an empty list costs 2 bytes of text and 64 of memory: brackets are counted before parsing
 MOST_DEPTH = 40  # our files need 6; deeper ones end the parsers, or whatever walks the value after them
+MOST_DOTS = 1000  # in a line of TOML: a.b.c makes a table of each, and Python's parser takes the square of their number
 MOST_DIGITS = 20  # of an integer in JSON: all that fit into 64 bits
 MOST_BITS = 1000  # of an integer in TOML: it can still be printed, and made a float, by the sentence that refuses it
 
@@ -64,8 +65,10 @@ def parse_json(content: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The table of TOML text, or ValueError (TOMLDecodeError, which names the line, where the text is not TOML)."""
-    if text.count("[") + text.count("{") > MOST_CONTAINERS or text.count(".") > MOST_CONTAINERS:
+    if text.count("[") + text.count("{") > MOST_CONTAINERS:
         raise ValueError(f"more than {MOST_CONTAINERS} lists and tables")
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS} dots")
     try:
         table = tomllib.loads(text)
     except RecursionError:
