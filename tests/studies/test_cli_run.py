@@ -182,6 +182,13 @@ def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
     assert "--executor ray" in remedy
 
 
+def test_a_cluster_is_not_told_to_use_a_cluster(file: Path) -> None:
+    study = load_study(file)
+    plan = Plan(study, tuple(pack(study.runs)), frozenset(), 64, seconds=1e9)
+    assert "floating-point operations" in str(plan)
+    assert "--executor ray" not in str(plan)
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(file)
     display = Display(line_seconds=0.0)

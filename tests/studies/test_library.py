@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from typer.testing import CliRunner
 
 from tacit import InputError
 from tacit.cli import app
+from tacit.cli.figures import figures
 from tacit.report import CATALOGUE
 from tacit.studies import library as module
+from tacit.studies.costs import DEVICE_TFLOPS, UTILISATION
 from tacit.studies.library import datasets, library, results_name
 
 
@@ -59,6 +62,11 @@ def test_figures_has_the_cost_of_every_figure_of_the_paper(monkeypatch: pytest.M
         (line,) = (line for line in result.output.splitlines() if line.startswith(f"{figure} "))
         assert "days" in line or "years" in line
     assert "10 TFLOP/s used to 50%" in result.output
+
+
+def test_the_device_without_options_is_that_of_every_plan() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
+    assert (defaults["tflops"], defaults["utilisation"]) == (DEVICE_TFLOPS, UTILISATION)
 
 
 def test_twice_the_peak_is_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ class Plan:
     workers: int
     seconds: float
     rough: bool = False  # the rate is a guess: nothing was measured on this machine yet
+    here: bool = False  # the time is for cores of this machine, which begin nothing that takes more than a year
 
     @property
     def remaining(self) -> list[Fleet]:
@@ -65,7 +66,7 @@ class Plan:
             f"{estimate.in_words(left.device_seconds())} on one device of {DEVICE_TFLOPS:g} TFLOP/s used to "
             f"{UTILISATION:.0%}"
         )
-        if self.seconds <= estimate.YEAR:
+        if not self.here or self.seconds <= estimate.YEAR:
             return f"{text}."
         return (
             f"{text}.\nMore than a year is not begun on cores of this machine: use a GPU (--device cuda) or a cluster "
@@ -161,7 +162,7 @@ def plan(
     remaining = [fleet for fleet in fleets if fleet.id not in finished]
     rate = estimate.stored_rate(count)
     seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
-    return Plan(study, fleets, finished, count, seconds, rough=rate is None)
+    return Plan(study, fleets, finished, count, seconds, rough=rate is None, here=True)
 
 
 def cores() -> int:
