@@ -453,6 +453,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         "studies/test_data_files.py",
     ),
+    # -- executors ----------------------------------------------------------------------------------------------------
+    mutant(
+        "a fleet is tried a fourth time",
+        "studies/attempts.py",
+        "if count >= self.limit:",
+        "if count > self.limit:",
+        "studies/test_attempts.py",
+    ),
+    mutant(
+        "a retry forgets the last checkpoint",
+        "studies/attempts.py",
+        "checkpoint=checkpoint or task.checkpoint",
+        "checkpoint=task.checkpoint",
+        "studies/test_attempts.py",
+    ),
+    mutant(
+        "workers are started for ever",
+        "studies/pool.py",
+        "if lost.broken or self._false_starts >= FALSE_STARTS:",
+        "if lost.broken:",
+        "studies/test_attempts.py",
+    ),
+    mutant(
+        "a job script does not quote the study's words",
+        "studies/slurm.py",
+        "{shlex.join(words)}",
+        "{' '.join(words)}",
+        "studies/test_slurm.py",
+    ),
 )
 
 
