@@ -21,6 +21,7 @@ from tacit._errors import InputError
 INSTALL = 'pip install "tacit[ray]"'
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
 PREFIX = "tacit-ray-"
+STARTS = 3  # Ray gives itself 30 seconds to start, which a busy machine may need more than once
 
 
 class RaySession:
@@ -66,19 +67,23 @@ class RaySession:
         # A socket's path has at most 107 bytes, and Ray appends about 80: the system's folder may be too long (macOS).
         parent = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
         remove_leftovers(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-        try:
-            with loopback_only():
-                self.ray.init(
-                    address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
-                    object_store_memory=store_bytes(), **_quiet(),
-                )  # fmt: skip
-        except Exception as error:
-            self.close()
-            raise InputError(f"Ray did not start on this machine: {str(error).strip()}") from None
-        except BaseException:
-            self.close()
-            raise
+        for trial in range(STARTS):
+            self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            try:
+                with loopback_only():
+                    self.ray.init(
+                        address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
+                        object_store_memory=store_bytes(), **_quiet(),
+                    )  # fmt: skip
+                return
+            except Exception as error:
+                self.ray.shutdown()
+                shutil.rmtree(self.folder, ignore_errors=True)
+                if trial == STARTS - 1:
+                    raise InputError(f"Ray did not start on this machine: {str(error).strip()}") from None
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         if self.ours:
