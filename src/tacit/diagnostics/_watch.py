@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tacit._calls import EmbeddingCall, convolution_call, tensors_in
 from tacit.diagnostics._uses import (
     BroadcastUse,
     ConvolutionUse,
@@ -39,8 +40,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        touched = {self.names[id(tensor)] for tensor in _tensors((args, kwargs)) if id(tensor) in self.names}
-        if not touched or not any(made.requires_grad for made in _tensors(result)):
+        touched = {self.names[id(tensor)] for tensor in tensors_in((args, kwargs)) if id(tensor) in self.names}
+        if not touched or not any(made.requires_grad for made in tensors_in(result)):
             return result
         record = _KNOWN.get(func)
         first = len(self.uses)
@@ -83,47 +84,25 @@ def _matrix_product(watch: Watch, result: Tensor, input: Tensor, other: Tensor) 
 
 
 def _convolution(dimensions: int) -> Callable[..., None]:
-    def convolution(
-        watch: Watch,
-        result: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> None:
-        if input.dim() != dimensions + 2 or watch.knows(input):
-            return
-        watch.note_broadcast(bias, result, aligned=(1, weight.shape[0], *[1] * dimensions))
-        if not watch.knows(weight) or isinstance(padding, str):
-            return
+    kind = ConvolutionUse if dimensions == 2 else FlatConvolutionUse
 
-        def spread(value: Any) -> tuple[int, ...]:
-            return (int(value),) * dimensions if isinstance(value, int) else tuple(int(entry) for entry in value)
-
-        settings = {"stride": spread(stride), "padding": spread(padding), "dilation": spread(dilation)}
-        kind = ConvolutionUse if dimensions == 2 else FlatConvolutionUse
-        watch.note(kind, weight, result, inputs=input.detach(), settings={**settings, "groups": groups})
+    def convolution(watch: Watch, result: Tensor, *args: Any, **kwargs: Any) -> None:
+        call = convolution_call(dimensions, *args, **kwargs)
+        if not call.batched or watch.knows(call.input):
+            return
+        watch.note_broadcast(call.bias, result, aligned=(1, call.weight.shape[0], *[1] * dimensions))
+        if watch.knows(call.weight) and call.settings is not None:
+            settings = dict(zip(("stride", "padding", "dilation", "groups"), call.settings, strict=True))
+            watch.note(kind, call.weight, result, inputs=call.input.detach(), settings=settings)
 
     return convolution
 
 
-def _embedding(
-    watch: Watch,
-    result: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> None:
+def _embedding(watch: Watch, result: Tensor, *args: Any, **kwargs: Any) -> None:
+    call = EmbeddingCall(*args, **kwargs)
     # Scaling by frequency counts tokens over the whole minibatch: not a sum over examples.
-    if watch.knows(weight) and not scale_grad_by_freq:
-        watch.note(EmbeddingUse, weight, result, tokens=input, padding=padding_idx)
+    if watch.knows(call.weight) and not call.scale_grad_by_freq:
+        watch.note(EmbeddingUse, call.weight, result, tokens=call.input, padding=call.padding_idx)
 
 
 def _layer_norm(
@@ -227,13 +206,3 @@ _KNOWN: dict[Any, Callable[..., None]] = {
     Tensor.mul: _multiplication,
     Tensor.expand: _expansion,
 }
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _tensors(entry)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

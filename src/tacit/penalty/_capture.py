@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from tacit._calls import EmbeddingCall, convolution_call, tensors_in
 from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Rectify, ScalarSite, Site
 
 
@@ -38,8 +39,8 @@ class Capture(TorchFunctionMode):
             if made is not None:
                 return made
         result = func(*args, **kwargs)
-        for tensor in _tensors((args, kwargs)):
-            if id(tensor) in self.tracked and any(made.requires_grad for made in _tensors(result)):
+        for tensor in tensors_in((args, kwargs)):
+            if id(tensor) in self.tracked and any(made.requires_grad for made in tensors_in(result)):
                 self.elsewhere.add(id(tensor))
         return result
 
@@ -76,42 +77,23 @@ def _linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _convolution(dimensions: int) -> Callable[..., Tensor | None]:
-    def convolution(
-        capture: Capture,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor | None:
-        batched = input.dim() == dimensions + 2
-        if not capture.knows(weight, bias) or isinstance(padding, str) or not batched:
+    def convolution(capture: Capture, *args: Any, **kwargs: Any) -> Tensor | None:
+        call = convolution_call(dimensions, *args, **kwargs)
+        if not capture.knows(call.weight, call.bias) or call.settings is None or not call.batched:
             return None
-
-        def spread(value: Any) -> list[int]:
-            return [int(value)] * dimensions if isinstance(value, int) else [int(entry) for entry in value]
-
-        settings = (spread(stride), spread(padding), spread(dilation), groups)
-        return capture.record(ConvolutionSite(weight, bias, settings), input, weight, bias)
+        stride, padding, dilation, groups = call.settings
+        site = ConvolutionSite(call.weight, call.bias, ([*stride], [*padding], [*dilation], groups))
+        return capture.record(site, call.input, call.weight, call.bias)
 
     return convolution
 
 
-def _embedding(
-    capture: Capture,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor | None:
-    if not capture.knows(weight, None) or max_norm is not None or scale_grad_by_freq or sparse:
+def _embedding(capture: Capture, *args: Any, **kwargs: Any) -> Tensor | None:
+    call = EmbeddingCall(*args, **kwargs)
+    unusual = call.max_norm is not None or call.scale_grad_by_freq or call.sparse
+    if not capture.knows(call.weight, None) or unusual:
         return None
-    return capture.record(EmbeddingSite(weight, padding_idx), input, weight, None)
+    return capture.record(EmbeddingSite(call.weight, call.padding_idx), call.input, call.weight, None)
 
 
 def _multiplication(capture: Capture, input: Any, other: Any, **kwargs: Any) -> Tensor | None:
@@ -149,16 +131,6 @@ _SITES: dict[Any, Callable[..., Tensor | None]] = {
 def _must_run_as_it_is() -> bool:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _tensors(entry)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def leaf_uses(root: Tensor) -> dict[Tensor, int]:
