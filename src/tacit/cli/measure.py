@@ -166,7 +166,7 @@ def _problem(
     from tacit.studies import datasets
     from tacit.studies.models import mlp
 
-    if dataset == "fashion-mnist":
+    if dataset in ("fashion-mnist", "fashion_mnist"):  # the second is how study files write it
         from tacit.studies.fashion_mnist import load_fashion_mnist
 
         data = load_fashion_mnist()
