@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 UNTIL_THE_END = contextlib.ExitStack()
+PATIENCE = 600.0  # seconds that a node of the cluster may take to start
 GRACE = 30.0  # seconds in which the workers of a dead driver must end
 
 
@@ -136,12 +137,13 @@ def start_cluster() -> Any:
 
 def add_node(cluster: Any, **options: Any) -> None:
     """Ray gives a node 30 seconds to start, which a busy machine may need more than once."""
-    for last in (False, False, False, True):
+    end = time.monotonic() + PATIENCE
+    while True:
         try:
             cluster.add_node(num_cpus=1, object_store_memory=128 * 2**20, **options)
             return
         except Exception:
-            if last:
+            if time.monotonic() > end:
                 raise
 
 

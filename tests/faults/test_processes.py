@@ -19,9 +19,12 @@ from pathlib import Path
 import pytest
 from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 
+from tacit import InputError
 from tacit.studies import runner
 from tacit.studies.datasets import Data
 from tacit.studies.executors import LocalExecutor, _Process
+from tacit.studies.packing import pack
+from tacit.studies.pool import Worker
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import load_study
 
@@ -40,6 +43,7 @@ strength = [0.0, 0.05]
 """
 DRIVE = """
 import sys
+from tacit import InputError
 from tacit.studies import runner
 runner.CHECKPOINT_SECONDS = 0.1
 runner.run.__kwdefaults__["checkpoint_seconds"] = 0.1
@@ -97,7 +101,7 @@ def test_a_worker_out_of_memory_is_reported_and_its_fleet_goes_on(
 
     said = struck(file, tmp_path, starve).texts
     assert len(said) == 1
-    assert "goes on from its last checkpoint" in said[0]
+    assert "(failure 1 of 3)" in said[0]  # of this fleet, or of the next one when this one was just done
     assert rows_on_disk(tmp_path) == straight
 
 
@@ -180,3 +184,27 @@ def test_drivers_that_race_for_one_folder_end_with_one_set_of_rows(
     assert 0 in codes
     assert set(codes) <= {0, 2}
     assert rows_on_disk(tmp_path) == straight
+
+
+@pytest.mark.parametrize("times,ends_well", [(2, True), (3, False)])
+def test_workers_killed_while_they_measure_the_rate_are_replaced_twice(
+    times: int, ends_well: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalExecutor(1) as executor:
+        real, left = executor._start, times
+
+        def start() -> Worker:
+            nonlocal left
+            worker = real()
+            assert isinstance(worker, _Process)
+            if left:
+                left -= 1
+                worker.process.kill()
+            return worker
+
+        monkeypatch.setattr(executor, "_start", start)
+        if ends_well:
+            assert executor.calibrate(pack(load_study(file).runs)) > 0
+        else:
+            with pytest.raises(InputError, match="killed by signal 9 while starting"):
+                executor.calibrate(pack(load_study(file).runs))

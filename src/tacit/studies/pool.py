@@ -28,6 +28,11 @@ class Lost:
     broken: bool = False
 
 
+class _LostWhileCalibratingError(Exception):
+    def __init__(self, lost: Lost) -> None:
+        self.lost = lost
+
+
 @dataclass(eq=False)
 class Worker(ABC):
     """One worker as its executor sees it."""
@@ -84,7 +89,16 @@ class WorkerPool(ABC):
             raise
 
     def calibrate(self, fleets: Sequence[Fleet]) -> float:
-        """Millions of operations per second and worker, measured now."""
+        """Millions of operations per second and worker, measured now; tried as often as a fleet when workers die."""
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._calibrate(fleets)
+            except _LostWhileCalibratingError as lost:
+                if lost.lost.broken or attempt == self.attempts:
+                    raise InputError(f"a worker {lost.lost.how} while starting; see above.") from None
+        raise AssertionError("a number of attempts is at least 1")
+
+    def _calibrate(self, fleets: Sequence[Fleet]) -> float:
         self._start_missing(1)
         asked = self._pool[0]
         asked.send(Message("calibrate", {"runs": [run.model_dump() for run in fleets[0].runs]}))
@@ -93,7 +107,7 @@ class WorkerPool(ABC):
                 if isinstance(heard, Lost):
                     self._forget(worker)
                     if worker is asked:
-                        raise InputError(f"a worker {heard.how} while starting; see above.")
+                        raise _LostWhileCalibratingError(heard)
                 elif heard.kind == "ready":
                     worker.ready = True
                 elif heard.kind == "rate":
@@ -101,7 +115,9 @@ class WorkerPool(ABC):
                 elif heard.kind == "failed":
                     self._forget(worker)
                     text = heard.facts["text"]
-                    raise InputError(text) if heard.facts["input"] else RuntimeError(f"a worker failed:\n{text}")
+                    if heard.facts["input"]:
+                        raise InputError(text)
+                    raise _LostWhileCalibratingError(Lost(f"failed ({text.strip().splitlines()[-1]})"))
 
     def close(self) -> None:
         """End the workers. Nothing is lost that a checkpoint does not hold."""
