@@ -48,6 +48,17 @@ class Saboteur(runner.Watcher):
         print(text, file=sys.stderr)
 
 
+def add_node(cluster: Any, **options: Any) -> None:
+    """Ray gives a node 30 seconds to start, which a busy machine may need more than once."""
+    for last in (False, False, True):
+        try:
+            cluster.add_node(num_cpus=1, **options)
+            return
+        except Exception:
+            if last:
+                raise
+
+
 def rows(folder: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("fleets/*/rows.jsonl"))}
 
@@ -63,9 +74,10 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as parent, loopback_only():
         runner.run(study, Path(parent) / "local", workers=1)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster = Cluster()
         try:
-            cluster.add_node(num_cpus=1)
+            add_node(cluster, include_dashboard=False)
+            add_node(cluster)
             saboteur, began = Saboteur(cluster), time.monotonic()
             with RayExecutor(2, address=cluster.address) as executor:
                 made = runner.run(
