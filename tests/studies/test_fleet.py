@@ -69,7 +69,8 @@ def test_fifty_updates_of_a_fleet_are_fifty_updates_of_each_run(name: str, data:
         assert run.total_updates == 50
         linear = [module for module in single_run(run, data) if isinstance(module, torch.nn.Linear)]
         # Rounding of 1e-16 grows over fifty updates of a kinked loss; a wrong coefficient shows at 1e-3.
-        for layer, weight, bias in zip(linear, training.program.layers.weights, training.program.layers.biases, strict=True):
+        layers = training.program.layers  # type: ignore[attr-defined]
+        for layer, weight, bias in zip(linear, layers.weights, layers.biases, strict=True):
             torch.testing.assert_close(weight[number], layer.weight.detach().T, rtol=1e-9, atol=1e-11)
             torch.testing.assert_close(bias[number, 0], layer.bias.detach(), rtol=1e-9, atol=1e-11)
 
