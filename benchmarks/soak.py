@@ -250,7 +250,8 @@ def result(
     tally = made.tally
     return {
         "what": "random faults against a running study; rows compared byte by byte with an undisturbed run",
-        "command": " ".join(["benchmarks/soak.py", *sys.argv[1:]]),
+        "command": f"benchmarks/soak.py --minutes {args.minutes:g} --executor {args.executor} --workers {args.workers} "
+        f"--faults {args.faults} --seed {args.seed}",  # not argv: it may name folders of this machine
         "executor": args.executor,
         "minutes": args.minutes,
         "seconds": round(seconds, 1),

@@ -19,12 +19,11 @@ from pathlib import Path
 import pytest
 from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 
-from tacit import InputError
 from tacit.studies import runner
 from tacit.studies.datasets import Data
 from tacit.studies.executors import LocalExecutor, _Process
 from tacit.studies.packing import pack
-from tacit.studies.pool import Worker
+from tacit.studies.pool import RateUnknownError, Worker
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import load_study
 
@@ -43,7 +42,6 @@ strength = [0.0, 0.05]
 """
 DRIVE = """
 import sys
-from tacit import InputError
 from tacit.studies import runner
 runner.CHECKPOINT_SECONDS = 0.1
 runner.run.__kwdefaults__["checkpoint_seconds"] = 0.1
@@ -105,6 +103,7 @@ def test_a_worker_out_of_memory_is_reported_and_its_fleet_goes_on(
     assert rows_on_disk(tmp_path) == straight
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_for_a_while_changes_nothing(
     file: Path, straight: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -143,6 +142,7 @@ def test_a_preempted_study_ends_with_143_and_goes_on_to_the_same_rows(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_batch_system_that_does_not_wait_for_last_checkpoints_loses_none(
     file: Path, straight: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -206,5 +206,5 @@ def test_workers_killed_while_they_measure_the_rate_are_replaced_twice(
         if ends_well:
             assert executor.calibrate(pack(load_study(file).runs)) > 0
         else:
-            with pytest.raises(InputError, match="killed by signal 9 while starting"):
+            with pytest.raises(RateUnknownError, match="killed by signal 9 while starting"):
                 executor.calibrate(pack(load_study(file).runs))
