@@ -71,7 +71,8 @@ class Tally:
     duplicated: int = 0
     different: int = 0
     left_processes: int = 0
-    left_files: int = 0
+    left_files: list[str] = field(default_factory=list)
+    starved: int = 0
 
 
 @dataclass
@@ -159,7 +160,9 @@ class Soak:
         """Whether a driver ended in a way that its faults explain; its workers must end with it."""
         code, text = life.process.returncode, life.log.read_text(errors="replace")
         self.tally.exits[str(code)] += 1
-        if "Traceback" in text:
+        if "Traceback" in text and "MemoryError" in text and "starve_worker" in life.done:
+            self.tally.starved += 1  # Python's own last words in a worker that was left without memory
+        elif "Traceback" in text:
             self.tally.unexpected.append(f"life {self.tally.lives}: traceback: {text[-600:]}")
         explained = code == 0 or code in life.expected
         if code == 2:
@@ -185,7 +188,8 @@ class Soak:
         self.tally.different += sum(run not in wanted for run in seen)
         if found != reference:
             self.tally.unexpected.append(f"round {self.tally.rounds}: files of rows differ")
-        self.tally.left_files += sum(1 for path in folder.rglob("*") if path.is_file() and path.name not in EXPECTED)
+        left = [path for path in folder.rglob("*") if path.is_file() and path.name not in EXPECTED]
+        self.tally.left_files += [path.name for path in left]
 
 
 EXPECTED = ("study.json", "lock", "rows.jsonl", "meta.json")
@@ -270,6 +274,7 @@ def result(
         "rows_different": tally.different,
         "processes_left": tally.left_processes,
         "files_left": tally.left_files,
+        "tracebacks_of_starved_workers": tally.starved,
         "unexpected": tally.unexpected,
         **provenance(),
     }
