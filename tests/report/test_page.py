@@ -314,3 +314,12 @@ def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, mak
     (figure,) = build_report(read_parts([root])).figures
     assert figure.verdict is None
     assert [curve.label for curve in figure.panels[0].curves] == [f"batch_size = {B}" for B in (32, 64, 8)]
+
+
+def test_points_of_one_figure_are_means_of_equally_many_runs(make_world: Maker) -> None:
+    """The small 6b has 5 seeds at B = 16 and 3 at the others: the best 4 of 5 beside 3 of 3 would favour B = 16."""
+    root = make_world(paper_world, scale="small", only=("fig6a-fashion-mnist", "fig6b-fashion-mnist"))
+    (figure,) = build_report(read_parts([root]), only=["6b"]).figures
+    points = [point for panel in figure.panels for curve in panel.curves for point in curve.points]
+    assert {(len(point.runs), sum(kept for _, kept in point.runs)) for point in points} == {(3, 2)}
+    assert "runs of seeds that not every study of this figure has are left out" in figure.caption

@@ -73,7 +73,8 @@ def reproduce(
     runs = sum(len(study.runs) for study in studies.values())
     count = next(iter(plans.values())).workers
     about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
-    print(f"{runs} runs in {len(studies)} studies, {about} {in_words(seconds)} on {count} workers, into {folder}")
+    those = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    print(f"{runs} runs in {those}, {about} {in_words(seconds)} on {count} workers, into {folder}")
     if dry_run:
         for plan in plans.values():
             print(indent(str(plan), "  "))
