@@ -471,7 +471,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "workers are started for ever",
         "studies/pool.py",
-        "if lost.broken or self._false_starts >= FALSE_STARTS:",
+        "if lost.broken or self._false_starts >= max(FALSE_STARTS, LOST_AT_ONCE * self.workers):",
         "if lost.broken:",
         "studies/test_attempts.py",
     ),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 
 import pytest
 
 from tacit import InputError
-from tacit.studies.attempts import Attempts, Task
+from tacit.studies import runner
+from tacit.studies.attempts import Attempts, FleetsFailedError, Task
 from tacit.studies.packing import Fleet, pack
 from tacit.studies.pool import FALSE_STARTS, Lost, Worker, WorkerPool
 from tacit.studies.study import parse_study
@@ -40,8 +42,10 @@ class Scripted(Worker):
 
 
 class ScriptedPool(WorkerPool):
-    def __init__(self, script: dict[str, list[Heard]], *, attempts: int = 3, start: Heard | None = None) -> None:
-        super().__init__(1, attempts=attempts)
+    def __init__(
+        self, script: dict[str, list[Heard]], *, attempts: int = 3, start: Heard | None = None, workers: int = 1
+    ) -> None:
+        super().__init__(workers, attempts=attempts)
         self.script = {fleet: deque(heard) for fleet, heard in script.items()}
         self.start_with = start if start is not None else Message("ready")
         self.sent: list[Message] = []
@@ -121,6 +125,44 @@ def test_workers_that_are_lost_before_they_are_ready_do_not_go_on_for_ever() -> 
     with pytest.raises(InputError, match="while starting"):
         pool.run([Task(ONE)], Book())
     assert len(pool.made) == FALSE_STARTS
+
+
+def test_a_machine_lost_while_many_workers_start_on_it_does_not_end_the_study() -> None:
+    pool = ScriptedPool({ONE.id: [ROWS]}, attempts=100, start=Lost("was lost with its machine"), workers=32)
+    real = pool._listen
+
+    def listen() -> list[tuple[Worker, Heard]]:
+        if len(pool.made) > 32:  # the next ones start on another machine
+            pool.start_with = Message("ready")
+        return real()
+
+    pool._listen = listen  # type: ignore[method-assign]
+    book = Book()
+    pool.run([Task(ONE)], book)
+    assert book.kinds(ONE)[-1] == "rows"
+
+
+def test_a_first_fleet_that_fails_while_the_rate_is_measured_is_tried_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(ScriptedPool):
+        elsewhere = True  # no rate of earlier studies
+
+        def _listen(self) -> list[tuple[Worker, Heard]]:
+            if self.sent and self.sent[-1].kind == "calibrate":
+                self.sent.pop()
+                return [(self._pool[0], failed("Traceback\nOutOfMemoryError: too big"))]
+            return super()._listen()
+
+    monkeypatch.setattr(runner, "load", lambda name: None)  # nothing is trained here
+    pool = Failing({ONE.id: [failed()] * 3, TWO.id: [ROWS]})
+    plans: list[runner.Plan] = []
+    watcher = runner.Watcher()
+    watcher.planned = plans.append  # type: ignore[method-assign]
+    with pytest.raises(FleetsFailedError, match=f"1 of 2 fleets failed .{ONE.id}"):
+        runner.run(STUDY, tmp_path, executor=pool, watcher=watcher)
+    assert (tmp_path / "fleets" / TWO.id / "meta.json").exists()
+    assert [plan.rough for plan in plans] == [True]
 
 
 def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:

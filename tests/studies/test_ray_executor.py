@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -308,10 +309,22 @@ def test_an_address_where_nobody_answers_is_a_sentence(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuses)
-    with pytest.raises(
-        InputError, match=r"answers at '127.0.0.1:1': Could not read the cluster\. Start"
-    ):
-        RaySession("127.0.0.1:1", cpus=1)
+    with pytest.raises(InputError, match=r"answers at 'auto': Could not read the cluster\. Start"):
+        RaySession("auto", cpus=1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_silent_address_is_refused_before_ray_asks_it_for_minutes(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked: list[object] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.append(options))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(InputError, match=rf"no Ray cluster answers at '{host}:{port}'"):
+        RaySession(f"{host}:{port}", cpus=1)
+    assert not asked
 
 
 def test_the_object_store_is_small_on_small_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,13 @@ def test_the_job_starts_ray_on_every_machine_and_hands_the_study_over_word_for_w
     common = "ray start --num-cpus=4 --num-gpus=2 --disable-usage-stats --block"
     head = f"{common} --head --node-ip-address=10.0.0.1 --port=20007 --include-dashboard=false"
     assert started == [f"{common} --address=10.0.0.1:20007", head]
+    steps = [line for line in seen(machine) if line.startswith("srun") and "ray start" in line]
+    assert ["--cpus-per-task=4" in line for line in steps] == [True, True]  # or SLURM gives Ray a single core
+
+
+def test_a_file_whose_name_begins_with_a_dash_is_no_option(tmp_path: Path) -> None:
+    text = script(Job(), Path("-rates.toml"), [], into=Path("runs/rates"), bin_folder=tmp_path)
+    assert "tacit run ./-rates.toml " in text
 
 
 def test_sigterm_reaches_the_study_which_has_time_for_last_checkpoints(machine: Path) -> None:

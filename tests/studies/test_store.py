@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tacit import InputError
+from tacit.studies import runner
 from tacit.studies.packing import pack
 from tacit.studies.spec import LATER, RunSpec
 from tacit.studies.status import study_status
@@ -236,3 +237,27 @@ def test_a_second_process_is_refused_and_a_dead_one_does_not_block(folder: Study
     assert not folder.is_locked()
     with folder.locked():
         assert folder.is_locked()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_sentence(
+    number: int, folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with folder.locked():
+        pass  # so that there is a file to lock
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert not folder.is_locked()
+    with pytest.raises(InputError, match="cannot be locked"), folder.locked():
+        raise AssertionError("it was locked")
+
+
+def test_what_a_killed_process_left_beside_finished_rows_is_removed_by_the_next_run(folder: StudyFolder) -> None:
+    folder.write_checkpoint(FLEET.id, b"as if killed between the rows and this")
+    folder.write_failure(FLEET.id, {"error": "an earlier one", "attempts": 3})
+    runner.run(STUDY, folder.path)
+    assert sorted(path.name for path in folder.fleet_folder(FLEET.id).iterdir()) == ["meta.json", "rows.jsonl"]

@@ -18,6 +18,7 @@ from tacit.studies.wire import Message
 LAST_WORDS_SECONDS = 15.0  # how long stopping waits for the workers' last checkpoints
 PROGRESS_SECONDS = 0.3  # between two reports of a worker; more when there are many workers
 FALSE_STARTS = 10  # workers in a row that were gone before they were ready: then something is wrong for all of them
+LOST_AT_ONCE = 3  # times all workers: machines that are lost while many workers start there are no such sign
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Lost:
 
     how: str
     broken: bool = False
+
+
+class RateUnknownError(InputError):
+    """No worker lived to measure a rate. Training may still go on: it knows how often a fleet is tried."""
 
 
 class _LostWhileCalibratingError(Exception):
@@ -95,7 +100,8 @@ class WorkerPool(ABC):
                 return self._calibrate(fleets)
             except _LostWhileCalibratingError as lost:
                 if lost.lost.broken or attempt == self.attempts:
-                    raise InputError(f"a worker {lost.lost.how} while starting; see above.") from None
+                    kind = InputError if lost.lost.broken else RateUnknownError
+                    raise kind(f"a worker {lost.lost.how} while starting; see above.") from None
         raise AssertionError("a number of attempts is at least 1")
 
     def _calibrate(self, fleets: Sequence[Fleet]) -> float:
@@ -178,7 +184,7 @@ class WorkerPool(ABC):
         if worker.ready:
             return
         self._false_starts += 1
-        if lost.broken or self._false_starts >= FALSE_STARTS:
+        if lost.broken or self._false_starts >= max(FALSE_STARTS, LOST_AT_ONCE * self.workers):
             raise InputError(f"a worker {lost.how} while starting; see above.")
 
     def _collect_last_words(self, watch: Watch) -> None:

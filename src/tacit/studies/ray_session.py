@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tacit._errors import InputError
 INSTALL = 'pip install "tacit[ray]"'
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
 PREFIX = "tacit-ray-"
+CONNECT_SECONDS = 10.0  # Ray itself asks a silent address for a quarter of an hour
 STARTS = 3  # Ray gives itself 30 seconds to start, which a busy machine may need more than once
 
 
@@ -55,6 +57,7 @@ class RaySession:
 
     def _connect(self, address: str) -> None:
         try:
+            self._call(address)
             self.ray.init(address=address, **_quiet())
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -62,6 +65,20 @@ class RaySession:
                 f"no Ray cluster answers at {address!r}: {first}. Start one with `ray start --head`, or leave "
                 "--address out to use this machine alone."
             ) from None
+
+    def _call(self, address: str) -> None:
+        """OSError when nothing at HOST:PORT takes a connection. Other forms of an address are left to Ray."""
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit() and int(port) < 2**16):
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            if host != "localhost" and not host.startswith("127."):
+                raise
+            # Ray may listen on this machine's address alone, and takes the loopback's name for it.
+            there = self.ray.util.get_node_ip_address()
+            socket.create_connection((there, int(port)), timeout=CONNECT_SECONDS).close()
 
     def _start(self, cpus: int) -> None:
         # A socket's path has at most 107 bytes, and Ray appends about 80: the system's folder may be too long (macOS).

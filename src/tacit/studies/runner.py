@@ -16,6 +16,7 @@ from tacit.studies.costs import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digit
 from tacit.studies.datasets import load
 from tacit.studies.executors import Executor, LocalExecutor, known_device
 from tacit.studies.packing import Fleet, pack
+from tacit.studies.pool import RateUnknownError
 from tacit.studies.recorder import Recorder
 from tacit.studies.stopping import terminable
 from tacit.studies.store import Damage, Row, StudyFolder, read_rows
@@ -36,7 +37,7 @@ class Plan:
     finished: frozenset[str]
     workers: int
     seconds: float
-    rough: bool = False  # the rate is a guess: nothing was measured on this machine yet
+    rough: bool = False  # the rate is a guess: nothing was measured yet, or could be
     here: bool = False  # the time is for cores of this machine, which begin nothing that takes more than a year
 
     @property
@@ -133,8 +134,9 @@ def run(
                 executor = _executor(executor, workers, address=address, device=device, attempts=attempts)
                 opened.callback(executor.close)
             count = workers or getattr(executor, "workers", None) or cores()
-            seconds = _seconds(remaining, executor, workers=count, elsewhere=elsewhere)
-            watcher.planned(Plan(study, fleets, finished, count, seconds))
+            rate = _rate(remaining, executor, workers=count, elsewhere=elsewhere)
+            seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
+            watcher.planned(Plan(study, fleets, finished, count, seconds, rough=rate is None))
             recorder = Recorder(folder, fleets, finished, watcher, checkpoint_seconds)
             recorder.train(remaining, executor, rate_for=None if elsewhere else count)
     finally:
@@ -192,13 +194,18 @@ def _executor(name: str, workers: int | None, *, address: str | None, device: st
     return LocalExecutor(workers or cores(), device=device, attempts=attempts)
 
 
-def _seconds(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewhere: bool) -> float:
+def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewhere: bool) -> float | None:
+    """The rate of earlier studies, or measured now; None when the first fleet fails at it, which stops no other."""
     rate = None if elsewhere else estimate.stored_rate(workers)
-    if rate is None:
+    if rate is not None:
+        return rate
+    try:
         rate = executor.calibrate(fleets)
-        if not elsewhere:
-            estimate.store_rate(workers, rate)
-    return estimate.expected_seconds(fleets, workers=workers, rate=rate)
+    except RateUnknownError:
+        return None
+    if not elsewhere:
+        estimate.store_rate(workers, rate)
+    return rate
 
 
 def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
@@ -207,6 +214,8 @@ def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
     if isinstance(rows, Damage):
         watcher.said(f"{folder.rows_path(fleet.id)} {rows}; that fleet is trained again.")
         folder.discard_rows(fleet.id)
+    elif rows is not None:
+        folder.tidy(fleet.id)  # a process may have been killed between its last two files
     return isinstance(rows, list)
 
 

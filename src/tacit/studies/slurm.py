@@ -46,7 +46,8 @@ def script(job: Job, file: Path, overrides: Sequence[str], *, into: Path, bin_fo
     """
     name = re.sub(r"[^\w.-]", "-", file.stem) or "study"
     workers = job.nodes * (job.gpus or job.cpus)
-    words = ["tacit", "run", str(file), *overrides, "--into", str(into), "--executor", "ray"]
+    path = f"./{file}" if str(file).startswith("-") else str(file)  # or it would be an option
+    words = ["tacit", "run", path, *overrides, "--into", str(into), "--executor", "ray"]
     words += ["--workers", str(workers), "--device", "cuda" if job.gpus else "cpu"]
     asked = {
         "job-name": f"tacit-{name}", "output": f"tacit-{name}-%j.log", "nodes": job.nodes, "ntasks-per-node": 1,
@@ -54,6 +55,8 @@ def script(job: Job, file: Path, overrides: Sequence[str], *, into: Path, bin_fo
         "account": job.account, "signal": f"B:TERM@{WARNING_SECONDS}",
     }  # fmt: skip
     sbatch = "\n".join(f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None)
+    # Since version 22.05 a step does not inherit the cores per task: without them Ray would have one core.
+    step = f"srun --overlap --cpus-per-task={job.cpus}"
     ray_start = f"ray start --num-cpus={job.cpus} --num-gpus={job.gpus} --disable-usage-stats --block"
     setup = "".join(f"{line}\n" for line in job.setup)
     return f"""\
@@ -68,7 +71,7 @@ mapfile -t machines < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${{machines[0]}}"
 head_ip="$(srun --overlap --nodes=1 --ntasks=1 -w "$head" hostname --ip-address | awk '{{print $1}}')"
 port=$((20000 + SLURM_JOB_ID % 20000))
-srun --overlap --nodes=1 --ntasks=1 -w "$head" \\
+{step} --nodes=1 --ntasks=1 -w "$head" \\
   {ray_start} --head --node-ip-address="$head_ip" --port="$port" --include-dashboard=false &
 for _ in $(seq 120); do
   ray status --address "$head_ip:$port" > /dev/null 2>&1 && break
@@ -78,7 +81,7 @@ done
 # One Ray node on each other machine. Those that come late are used when they come.
 others=$((${{#machines[@]}} - 1))
 if ((others > 0)); then
-  srun --overlap --nodes="$others" --ntasks="$others" --exclude="$head" \\
+  {step} --nodes="$others" --ntasks="$others" --exclude="$head" \\
     {ray_start} --address="$head_ip:$port" &
 fi
 

@@ -120,6 +120,11 @@ class StudyFolder:
                 raise InputError(
                     f"{self.path} is in use by another process (number {holder}); wait for it to end, or stop it."
                 ) from None
+            except OSError as error:  # some network file systems have no locks, or not for this machine
+                raise InputError(
+                    f"{self.path} cannot be locked ({error.strerror}), so two processes could write there at once; "
+                    "choose a folder on a file system with locks with --into."
+                ) from None
             with _said_as_a_sentence(self.path):
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -140,6 +145,8 @@ class StudyFolder:
             return False
         except BlockingIOError:
             return True
+        except OSError:  # no locks here, so no process of ours
+            return False
         finally:
             os.close(handle)
 
@@ -201,6 +208,10 @@ class StudyFolder:
         meta = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
         self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         self.write(self.rows_path(fleet), content)
+        self.tidy(fleet)
+
+    def tidy(self, fleet: str) -> None:
+        """Leave nothing but the rows of a finished fleet and their meta.json."""
         with _said_as_a_sentence(self.path):
             self.checkpoint_path(fleet).unlink(missing_ok=True)
             self.failure_path(fleet).unlink(missing_ok=True)
