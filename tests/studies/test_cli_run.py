@@ -150,6 +150,22 @@ def test_this_needs_no_torch_on_a_machine_where_nothing_was_measured(words: tupl
     assert "roughly" in ended.stdout
 
 
+@pytest.mark.parametrize("words", [("--device", "tpu"), ("--executor", "nosuch")])
+def test_a_dry_run_refuses_what_the_run_would_refuse(
+    words: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "run", file, *words, "--dry-run") == 2
+    assert f"{words[1]!r} is unknown" in capsys.readouterr().err
+
+
+def test_a_dry_run_for_a_gpu_does_not_advise_a_gpu(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
+    assert typed(monkeypatch, "run", file, *more, "--device", "cuda", "--dry-run") == 0
+    assert "use a GPU" not in capsys.readouterr().out
+
+
 TOO_BIG, TOO_LONG = ("width=65536", "GB"), ("epochs=1000000000", "less than a year")
 
 
@@ -173,7 +189,7 @@ def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
 ) -> None:
     more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
     assert typed(monkeypatch, "run", file, *more, "--dry-run") == 0
-    plan, cost, remedy = capsys.readouterr().out.splitlines()
+    plan, cost, remedy, _ = capsys.readouterr().out.splitlines()
     assert plan.startswith("small: 40 runs in ")
     assert " years on " in plan
     # 40 runs of 10⁹ epochs of 4 minibatches of 16; a forward pass of 40-800-800-10 is 680,000 multiply-adds.

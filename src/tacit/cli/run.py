@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tacit.studies.runner import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +56,7 @@ def run(
     from tacit._errors import InputError
     from tacit.studies import runner
     from tacit.studies.attempts import FleetsFailedError
+    from tacit.studies.executors import known_device
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
@@ -60,7 +65,12 @@ def run(
     study = runner.load_study(file, overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
-        print(runner.plan(study, folder, workers=workers))
+        if executor not in runner.EXECUTORS:
+            raise InputError(f"executor={executor!r} is unknown; use {' or '.join(runner.EXECUTORS)}.")
+        here = known_device(device) in (None, "auto", "cpu") and executor == "local"
+        plan = runner.plan(study, folder, workers=workers)
+        print(replace(plan, here=here))
+        print("\n".join(_models(plan)))
         return
     try:
         rows = runner.run(
@@ -75,3 +85,14 @@ def run(
         raise typer.Exit(1) from None
     diverged = sum(row["status"] == "diverged" for row in rows)
     print(f"{len(rows)} rows ({diverged} diverged) in {folder}")
+
+
+def _models(plan: Plan) -> list[str]:
+    """Every model of a study with its size, counted from its shape."""
+    from tacit.studies.operations import count
+
+    found = {}
+    for run in plan.study.runs:
+        name = f"WRN-{run.depth}-{run.width}" if run.model == "wide_resnet" else f"MLP {run.depth}x{run.width}"
+        found[f"{name} on {run.dataset}"] = count(run)
+    return [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]
