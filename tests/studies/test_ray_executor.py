@@ -22,6 +22,7 @@ from tacit.studies.packing import pack
 from tacit.studies.ray_executor import RayExecutor, _Actor, _ending
 from tacit.studies.ray_session import RaySession, import_ray, loopback_only, remove_leftovers, store_bytes
 from tacit.studies.runner import Watcher
+from tacit.studies.stopping import Terminated
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import Study, load_study
 from tacit.studies.wire import Message
@@ -325,6 +326,48 @@ def test_a_silent_address_is_refused_before_ray_asks_it_for_minutes(host: str, m
     with pytest.raises(InputError, match=rf"no Ray cluster answers at '{host}:{port}'"):
         RaySession(f"{host}:{port}", cpus=1)
     assert not asked
+
+
+def test_sigterm_while_ray_starts_is_the_studys_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def starts(**_: object) -> None:  # as Ray's own handler, which is in place by then
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    before, shut = signal.getsignal(signal.SIGTERM), []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", starts)
+    monkeypatch.setattr(ray, "shutdown", lambda: shut.append(True))
+    with pytest.raises(Terminated):
+        RaySession(cpus=1)
+    assert shut
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_ctrl_c_does_not_interrupt_the_end_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    ended = []
+
+    def shutdown() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)  # an exception of a handler would be raised here
+        ended.append(True)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    session = RaySession(cpus=1)
+    folder = session.folder
+    session.close()
+    assert ended
+    assert folder is not None
+    assert not folder.exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_the_object_store_is_small_on_small_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from tacit._errors import InputError
+from tacit.studies.stopping import Terminated
 
 INSTALL = 'pip install "tacit[ray]"'
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
@@ -103,13 +104,14 @@ class RaySession:
                 raise
 
     def close(self) -> None:
-        if self.ours:
-            self.ours = False
-            with _signals_kept():
+        """Takes seconds, and no signal in them is heard: a second Ctrl-C would leave processes of Ray behind."""
+        with _deaf():
+            if self.ours:
+                self.ours = False
                 self.ray.shutdown()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = None
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder = None
 
 
 def import_ray() -> ModuleType:
@@ -157,15 +159,36 @@ def _hush(ray: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler of SIGTERM in place of the study's, which asks workers for last checkpoints."""
+    """Ray puts its own handler of SIGTERM in place of the study's, which asks workers for last checkpoints.
+
+    Until it is put back, SIGTERM is Ray's `sys.exit(SIGTERM)`: turned into the study's own end here.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise Terminated from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM are ignored; afterwards they are handled as before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
