@@ -149,6 +149,20 @@ def test_a_file_that_changes_is_refused_though_the_cache_is_right(
         load("fashion_mnist")
 
 
+def test_the_remedy_for_a_damaged_copy_works_though_another_folder_has_a_right_one(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetching alone would find the other copy right and leave the damaged one to be found first, for ever."""
+    monkeypatch.setenv("TACIT_DATA", str(tmp_path / "named"))
+    path = lay(tmp_path / "named" / "fashion-mnist") / "train-labels-idx1-ubyte.gz"
+    lay(tmp_path / "debian" / "fashion-mnist")
+    path.write_bytes(b"x")
+    with pytest.raises(InputError, match="remove it and run `tacit data get fashion_mnist`"):
+        load("fashion_mnist")
+    path.unlink()
+    assert len(load("fashion_mnist").train_inputs) == 2
+
+
 def test_the_cache_alone_is_enough_and_a_wrong_one_is_not_used(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

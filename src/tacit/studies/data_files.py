@@ -116,7 +116,8 @@ def _contents(copy: Copy, contents: Iterable[Content]) -> Iterator[tuple[Content
 
 
 def _refused(copy: Copy, path: Path, error: UnreadableError) -> InputError:
-    return InputError(f"{path} {error}. It was not used; `tacit data get {copy.name}` fetches a right one.")
+    # Removing it comes first: `get` is content with a right copy in a later folder, and this one would still be found.
+    return InputError(f"{path} {error}. It was not used: remove it and run `tacit data get {copy.name}`.")
 
 
 def _begun(copy: Copy) -> Iterator[Copy]:
