@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "benchmarks" / "results" / "bench.json"
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
-VERDICTS = ROOT / "docs" / "results" / "mnist1d" / "results.json"
+RESULTS = ROOT / "docs" / "results"
+IMAGES = {"cifar10-small": "CIFAR-10", "fashion-mnist-small": "Fashion-MNIST"}
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
 TASKS = {"mnist1d": "MNIST-1D", "fashion": "Fashion-MNIST"}
 ARMS = {
@@ -59,13 +60,38 @@ def costs() -> str:
 def verdicts() -> str:
     """One row per figure: what the paper says, what was seen, the number with its interval, the verdict."""
     lines = ["| figure | the claim | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
-    for figure in json.loads(VERDICTS.read_text())["figures"]:
+    for figure in _figures("mnist1d"):
         verdict = figure["verdict"]
-        value, low, high = verdict["number"]
-        number = f"{value:.2f} [{low:.2f}, {high:.2f}] {verdict['unit']}"
-        cells = [figure["figure"], verdict["claim"], verdict["seen"], number, f"**{verdict['outcome']}**"]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        cells = [figure["figure"], verdict["claim"], verdict["seen"], _number(verdict), f"**{verdict['outcome']}**"]
+        lines.append(_row(cells))
     return "\n".join(lines)
+
+
+def verdicts_on_images() -> str:
+    """The same without the claims, which stand in the table above, for the small studies on real images."""
+    lines = ["| data | figure | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
+    for folder, title in IMAGES.items():
+        for figure in _figures(folder):
+            verdict = figure["verdict"]
+            cells = [title, figure["figure"], verdict["seen"], _number(verdict), f"**{verdict['outcome']}**"]
+            lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _figures(folder: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / folder / "results.json").read_text())["figures"]
+    return found
+
+
+def _number(verdict: dict[str, Any]) -> str:
+    if verdict["number"] is None:
+        return ""
+    value, low, high = (f"{number:.2f}" if number is not None else "?" for number in verdict["number"])
+    return f"{value} [{low}, {high}] {verdict['unit']}"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def advice() -> str:
@@ -145,7 +171,7 @@ def measuring() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"costs": costs, "advice": advice, "verdicts": verdicts},
+    "README.md": {"costs": costs, "advice": advice, "verdicts": verdicts, "images": verdicts_on_images},
     "docs/diagnostics.md": {
         "measuring": measuring,
         "advice-mnist1d": lambda: advice_in_full("mnist1d"),
