@@ -63,9 +63,8 @@ def write_figure(figure: Figure, path: Path) -> None:
             draw_panel(axis, panel, prefix=figure.id)
         shown = {curve.label: curve for panel in figure.panels for curve in panel.curves}
         handles = [_handle(curve) for curve in shown.values()]
-        drawing.legend(
-            handles=handles, loc="outside lower center", ncols=min(3, len(handles)), frameon=False, fontsize=9
-        )
+        columns = min(3 if len(figure.panels) > 1 else 2, len(handles))  # more would be cut off at a panel's edges
+        drawing.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         drawing.suptitle(f"{_name(figure)} · {figure.title}", fontsize=11)
         write_file(path, _saved(drawing, path.suffix.removeprefix(".")))
 
@@ -91,6 +90,24 @@ def draw_panel(axis: Axes, panel: Panel, *, prefix: str) -> None:
         step = max(1, math.ceil((high - low) / MOST_TICKS))
         exponents = [k for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
         axis.set_yticks(exponents, [exponent_text(k) for k in exponents])
+    if panel.y_scale == "percent":
+        _leave_out_lost(axis, panel)
+
+
+def _leave_out_lost(axis: Axes, panel: Panel) -> None:
+    """Runs that diverged before the first look count as 0 %: they are told of, and do not flatten all the others."""
+    points = [point for curve in panel.curves for point in curve.points]
+    lost = sum(value == 0 for point in points for value, _ in point.runs)
+    seen = [value for point in points for value, _ in point.runs if value > 0]
+    if not lost or not seen or min(seen) < (max(seen) - min(seen)):
+        return  # nobody lost, or the axis has to go down there anyway
+    whole = [point.summary for point in points if point.runs and all(value > 0 for value, _ in point.runs)]
+    bounds = [*seen, *[end for summary in whole for end in (summary.low, summary.high) if not math.isnan(end)]]
+    low, high = 100 * max(0.0, min(bounds)), 100 * min(1.0, max(bounds))
+    margin = 0.05 * (high - low) or 1.0
+    axis.set_ylim(low - margin, high + margin)
+    text = f"{lost} run{'s' if lost > 1 else ''} diverged at once: 0 %, below"
+    axis.text(0.02, 0.03, text, transform=axis.transAxes, fontsize=8, color="#555555")
 
 
 def _draw_curve(axis: Axes, curve: Curve, panel: Panel, *, factor: float, id: str) -> None:
