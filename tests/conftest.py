@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background: tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

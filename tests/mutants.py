@@ -158,22 +158,22 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "double backward with λ/2 for λ/4",
         "penalty/double_backward.py",
-        "(loss + task.strength / 4 * norm)",
-        "(loss + task.strength / 2 * norm)",
+        "(loss + task.strength / 4 * share)",
+        "(loss + task.strength / 2 * share)",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
         "the Gram penalty with λ/2 for λ/4",
         "penalty/gram.py",
-        "(loss + task.strength / 4 * norm)",
-        "(loss + task.strength / 2 * norm)",
+        "(loss + task.strength / 4 * share)",
+        "(loss + task.strength / 2 * share)",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
         "the Gram penalty with the wrong sign",
         "penalty/gram.py",
-        "(loss + task.strength / 4 * norm)",
-        "(loss - task.strength / 4 * norm)",
+        "(loss + task.strength / 4 * share)",
+        "(loss - task.strength / 4 * share)",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
