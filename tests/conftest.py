@@ -1,13 +1,16 @@
-"""One thread per process (xdist runs two), and where the large datasets are, if anywhere."""
+"""One thread per process (xdist runs two), a cache of the tests' own, and the data: made here, or found if anywhere."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tacit.studies.datasets import Data, load
 
 torch.set_num_threads(1)
 
@@ -22,3 +25,19 @@ def data_dir() -> Path:
         if found and Path(found).is_dir():
             return Path(found)
     pytest.skip("no CIFAR-10 or Fashion-MNIST here: set TACIT_DATA to the folder that holds them")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("TACIT_CACHE")
+    os.environ["TACIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["TACIT_CACHE"]
+    else:
+        os.environ["TACIT_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def data(own_cache: None) -> Data:
+    return load("mnist1d")

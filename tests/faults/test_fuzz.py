@@ -65,6 +65,7 @@ OVERRIDES = (
 STUDY = parse_study(tomllib.loads(TOML))
 FLEET = pack(STUDY.runs)[0]
 Parser = Callable[[Any], object]
+MANY = 0.2  # of mutants must be refused, or mutation is too gentle to test anything
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def half_way(data: Data) -> bytes:
     return training.checkpoint()
 
 
-def fuzz(parse: Parser, inputs: Iterator[Any], *, times: int, good: Any) -> None:
-    """The good input is accepted, `times` mutants are accepted or refused, and at least a fifth of them refused."""
+def fuzz(parse: Parser, inputs: Iterator[Any], *, times: int, good: Any) -> float:
+    """The share refused: the good input must be accepted, and each of `times` mutants accepted or refused."""
     parse(good)
     refused = longest = 0
     for number in range(times):
@@ -101,8 +102,8 @@ def fuzz(parse: Parser, inputs: Iterator[Any], *, times: int, good: Any) -> None
             raise AssertionError(f"input {number}, {given!r:.300}: {error!r:.300}") from error
         else:
             refused += isinstance(found, Damage) or found is None
-    assert refused >= times / 5
     assert longest < 2000  # a refusal does not repeat its input
+    return refused / times
 
 
 def mutants(good: list[bytes], seed: int) -> Iterator[bytes]:
@@ -136,12 +137,12 @@ def as_lines(value: Any) -> bytes:
 # -- study files ------------------------------------------------------------------------------------------------------
 def test_study_files_are_read_or_refused(tmp_path: Path) -> None:
     parse = written(tmp_path / "s.toml", load_study)
-    fuzz(parse, mutants([TOML.encode()], seed=1), times=2000, good=TOML.encode())
+    assert fuzz(parse, mutants([TOML.encode()], seed=1), times=2000, good=TOML.encode()) >= MANY
 
 
 def test_tables_of_study_files_are_read_or_refused() -> None:
     table = tomllib.loads(TOML)
-    fuzz(parse_study, value_mutants(table, seed=2), times=1000, good=table)
+    assert fuzz(parse_study, value_mutants(table, seed=2), times=1000, good=table) >= MANY
 
 
 def test_overrides_are_read_or_refused() -> None:
@@ -149,7 +150,7 @@ def test_overrides_are_read_or_refused() -> None:
         return load_study(STUDY, overrides=[content.decode(errors="surrogateescape")])  # as the system gives arguments
 
     good = [text.encode() for text in OVERRIDES]
-    fuzz(parse, mutants(good, seed=3), times=1000, good=good[0])
+    assert fuzz(parse, mutants(good, seed=3), times=1000, good=good[0]) >= MANY
 
 
 def test_options_of_figures_are_read_or_refused() -> None:
@@ -158,7 +159,7 @@ def test_options_of_figures_are_read_or_refused() -> None:
     def parse(figures: Any) -> object:
         return parse_study({**table, "figures": figures})
 
-    fuzz(parse, value_mutants(table["figures"], seed=4), times=500, good=table["figures"])
+    assert fuzz(parse, value_mutants(table["figures"], seed=4), times=500, good=table["figures"]) >= MANY
 
 
 # -- study folders ----------------------------------------------------------------------------------------------------
@@ -166,14 +167,14 @@ def test_study_json_is_read_or_refused(folder: StudyFolder) -> None:
     path = folder.path / "study.json"
     good = path.read_bytes()
     parse = written(path, lambda _: folder.study())
-    fuzz(parse, mutants([good], seed=5), times=500, good=good)
+    assert fuzz(parse, mutants([good], seed=5), times=500, good=good) >= MANY
 
 
 def test_values_in_study_json_are_read_or_refused(folder: StudyFolder) -> None:
     path = folder.path / "study.json"
     good = json.loads(path.read_bytes())
     parse = written(path, lambda _: folder.study())
-    fuzz(lambda value: parse(as_json(value)), value_mutants(good, seed=6), times=500, good=good)
+    assert fuzz(lambda value: parse(as_json(value)), value_mutants(good, seed=6), times=500, good=good) >= MANY
 
 
 def test_rows_are_read_or_damage(folder: StudyFolder) -> None:
@@ -185,9 +186,9 @@ def test_rows_are_read_or_damage(folder: StudyFolder) -> None:
         path.with_name("meta.json").write_text(json.dumps({"rows_sha256": hashlib.sha256(content).hexdigest()}))
         return folder.rows(FLEET.id)
 
-    fuzz(sealed, mutants([good], seed=7), times=500, good=good)
+    assert fuzz(sealed, mutants([good], seed=7), times=500, good=good) >= MANY
     rows = [json.loads(line) for line in good.splitlines()]
-    fuzz(lambda value: sealed(as_lines(value)), value_mutants(rows, seed=8), times=500, good=rows)
+    assert fuzz(lambda value: sealed(as_lines(value)), value_mutants(rows, seed=8), times=500, good=rows) >= MANY
 
 
 def test_rows_that_are_read_can_be_reported(folder: StudyFolder) -> None:
@@ -200,7 +201,7 @@ def test_rows_that_are_read_can_be_reported(folder: StudyFolder) -> None:
         str(study_status(folder.path))
         return read_rows(folder.path)
 
-    fuzz(parse, mutants([good], seed=9), times=100, good=good)
+    assert fuzz(parse, mutants([good], seed=9), times=100, good=good) >= MANY
 
 
 @pytest.mark.parametrize("name", ["meta.json", "failed.json"])
@@ -216,7 +217,7 @@ def test_small_files_beside_the_rows_are_read_or_nothing(name: str, folder: Stud
         str(study_status(folder.path))
         return folder.meta(FLEET.id) if name == "meta.json" else folder.failure(FLEET.id).get("attempts")
 
-    fuzz(parse, mutants([good], seed=10), times=100, good=good)
+    assert fuzz(parse, mutants([good], seed=10), times=100, good=good) >= MANY
 
 
 # -- checkpoints and the wire -----------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_checkpoints_are_read_or_refused(data: Data) -> None:
         checkpoint.peek(content)
         return checkpoint.decode(content)
 
-    fuzz(parse, mutants([good], seed=11), times=1000, good=good)
+    assert fuzz(parse, mutants([good], seed=11), times=1000, good=good) >= MANY
 
 
 def test_checkpoints_with_a_right_checksum_are_restored_or_refused(data: Data) -> None:
@@ -262,13 +263,13 @@ def test_checkpoints_with_a_right_checksum_are_restored_or_refused(data: Data) -
             except UnicodeEncodeError:  # half a surrogate pair cannot be encoded at all
                 continue
 
-    fuzz(parse, sealed(), times=400, good=good)
+    assert fuzz(parse, sealed(), times=400, good=good) >= MANY
 
 
 def test_frames_of_the_wire_are_read_or_refused(data: Data) -> None:
     message = wire.Message("train", {"runs": [run.model_dump() for run in FLEET.runs]}, content=b"checkpoint")
     good = wire.encode(message)
-    fuzz(wire.decode, mutants([good], seed=13), times=500, good=good)
+    assert fuzz(wire.decode, mutants([good], seed=13), times=500, good=good) >= MANY
 
 
 def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +280,9 @@ def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "rates.json"
     good = path.read_bytes()
     parse = written(path, lambda _: estimate.stored_rate(2))
-    fuzz(parse, mutants([good], seed=14), times=300, good=good)
+    assert fuzz(parse, mutants([good], seed=14), times=300, good=good) >= MANY
     value = json.loads(good)
-    fuzz(lambda rates: parse(as_json(rates)), value_mutants(value, seed=15), times=200, good=value)
+    assert fuzz(lambda rates: parse(as_json(rates)), value_mutants(value, seed=15), times=200, good=value) >= MANY
 
 
 def test_cached_arrays_are_read_or_made_again(tmp_path: Path) -> None:
@@ -289,23 +290,25 @@ def test_cached_arrays_are_read_or_made_again(tmp_path: Path) -> None:
     path = tmp_path / "few.safetensors"
     datasets._write(path, few)
     good = path.read_bytes()
-    fuzz(written(path, datasets._read), mutants([good], seed=16), times=300, good=good)
+    assert fuzz(written(path, datasets._read), mutants([good], seed=16), times=300, good=good) >= MANY
 
 
 # -- published data files ---------------------------------------------------------------------------------------------
 def test_idx_files_are_read_or_refused() -> None:
     good = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (2, 3, 4)) + bytes(24)
-    fuzz(fashion_mnist.parse_idx, mutants([good], seed=17), times=500, good=good)
+    assert fuzz(fashion_mnist.parse_idx, mutants([good], seed=17), times=500, good=good) >= MANY
 
 
 def test_packed_files_are_read_or_refused() -> None:
     inside = bytes(range(256)) * 40
     content = Content("x", len(inside), hashlib.sha256(inside).hexdigest())
     good = gzip.compress(inside, mtime=0)
-    fuzz(
+    assert fuzz(
         lambda packed: whole(unpacked([packed], limit=content.size), content),
-        mutants([good], seed=18), times=300, good=good,
-    )  # fmt: skip
+        mutants([good], seed=18),
+        times=300,
+        good=good,
+    )  # fmt: skip >= MANY
 
 
 def archive(members: dict[str, bytes]) -> bytes:
@@ -322,9 +325,11 @@ def test_archives_are_read_or_refused() -> None:
     inside = bytes(700)
     contents = [Content(name, len(inside), hashlib.sha256(inside).hexdigest()) for name in ("a.bin", "b.bin")]
     good = archive({**{f"{cifar10.FOLDER}/{content.name}": inside for content in contents}, "../../x": b"1" * 100})
-    fuzz(lambda tar: list(cifar10.members([tar], contents)), mutants([good], seed=19), times=500, good=good)
+    assert (
+        fuzz(lambda tar: list(cifar10.members([tar], contents)), mutants([good], seed=19), times=500, good=good) >= MANY
+    )
 
 
 def test_records_of_images_are_read_or_refused() -> None:
     good = bytes(cifar10.RECORD)
-    fuzz(cifar10.parse_records, mutants([good], seed=20), times=200, good=good)
+    assert fuzz(cifar10.parse_records, mutants([good], seed=20), times=200, good=good) >= MANY

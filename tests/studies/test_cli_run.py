@@ -14,8 +14,8 @@ import pytest
 from tacit import cli
 from tacit.studies.packing import pack
 from tacit.studies.progress import Display
-from tacit.studies.runner import Plan, run
-from tacit.studies.stopping import Terminated, stopped_message, terminable
+from tacit.studies.runner import Plan, plan, run
+from tacit.studies.stopping import Terminated, stopped_message, terminable, uninterrupted
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import load_study
 
@@ -136,6 +136,24 @@ def test_a_handler_of_the_callers_own_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_what_is_under_way_is_finished_before_a_signal_is_heard() -> None:
+    done: list[int] = []
+
+    def steps(*sent: signal.Signals) -> None:
+        for step, number in enumerate(sent):
+            os.kill(os.getpid(), number)
+            done.append(step)
+
+    with pytest.raises(Terminated), terminable(), uninterrupted():
+        steps(signal.SIGTERM)
+    assert done == [0]
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        steps(signal.SIGINT, signal.SIGINT)  # the second one is heard at once
+    assert done == [0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # as before
+
+
 # -- without torch, and sizes that make no sense --------------------------------------------------------------------
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"
 
@@ -198,11 +216,14 @@ def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
     assert "--executor ray" in remedy
 
 
-def test_a_cluster_is_not_told_to_use_a_cluster(file: Path) -> None:
-    study = load_study(file)
-    plan = Plan(study, tuple(pack(study.runs)), frozenset(), 64, seconds=1e9)
-    assert "floating-point operations" in str(plan)
-    assert "--executor ray" not in str(plan)
+def test_a_cluster_is_not_told_to_use_a_cluster(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
+    elsewhere = str(plan(file, tmp_path, executor="ray"))
+    assert "floating-point operations" in elsewhere
+    assert "--executor ray" not in elsewhere
+    assert "--executor ray" in str(plan(file, tmp_path))
+    monkeypatch.setenv("TACIT_DEVICE", "cuda:1")
+    assert str(plan(file, tmp_path)) == elsewhere
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 
 from tacit import InputError
 from tacit.studies import devices
+from tacit.studies.executors import trains_on
+from tacit.studies.runner import cores, make_executor
 
 
 @pytest.fixture
@@ -56,3 +60,26 @@ def test_what_is_not_there_is_refused_in_a_sentence(wanted: str, words: str, mac
     machine.setenv("TACIT_DEVICE", wanted)
     with pytest.raises(InputError, match=words):
         devices.choose()
+
+
+# -- what the study's process assumes of its workers -----------------------------------------------------------------
+def test_workers_are_as_many_as_cores_and_one_on_a_gpu(machine: pytest.MonkeyPatch) -> None:
+    with closing(make_executor("local")) as executor:
+        assert executor.workers == cores()
+        assert not executor.elsewhere
+    machine.setattr("tacit.studies.executors.version", lambda name: "2.13.0+cu130")
+    machine.setattr(torch.cuda, "is_available", lambda: True)
+    with closing(make_executor("local")) as executor:  # auto
+        assert executor.workers == 1
+        assert executor.elsewhere  # rates of a GPU are not kept as rates of this machine's cores
+    with closing(make_executor("local", 4, device="cuda")) as executor:
+        assert executor.workers == 4
+    with closing(make_executor("local", device="cpu")) as executor:
+        assert executor.workers == cores()
+
+
+def test_the_variable_names_what_workers_train_on(machine: pytest.MonkeyPatch) -> None:
+    assert trains_on(None) == trains_on("auto") == "cpu"
+    machine.setenv("TACIT_DEVICE", "cuda:1")
+    assert trains_on(None) == "cuda"
+    assert trains_on("cpu") == "cpu"

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from in_process import rows_on_disk, wait_for
 from tacit import InputError
 from tacit.studies import runner
 from tacit.studies.attempts import FleetsFailedError
 from tacit.studies.datasets import Data
 from tacit.studies.packing import pack
+from tacit.studies.provenance import provenance
 from tacit.studies.ray_executor import RayExecutor, _Actor, _ending
 from tacit.studies.ray_session import RaySession, import_ray, loopback_only, remove_leftovers, store_bytes
+from tacit.studies.ray_worker import UNREAD, QueuePipe
 from tacit.studies.runner import Watcher
 from tacit.studies.stopping import Terminated
 from tacit.studies.store import StudyFolder
@@ -98,8 +102,18 @@ def executor(cluster: Any) -> Iterator[RayExecutor]:
         yield made
 
 
-def rows_on_disk(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("fleets/*/rows.jsonl"))}
+def test_a_worker_waits_when_nobody_fetches_and_loses_nothing() -> None:
+    pipe, sent = QueuePipe(), [bytes([n]) for n in range(3 * UNREAD)]
+    sender = threading.Thread(target=lambda: [pipe.send_bytes(frame) for frame in sent], daemon=True)
+    sender.start()
+    wait_for(lambda: pipe.from_worker.qsize() >= UNREAD)
+    sender.join(timeout=0.05)
+    assert sender.is_alive()
+    assert pipe.from_worker.qsize() == UNREAD
+    found: list[bytes] = []
+    while len(found) < len(sent):
+        found += pipe.fetch(10.0)
+    assert found == sent
 
 
 class Saboteur(Watcher):
@@ -201,11 +215,37 @@ def start(file: Path, folder: Path, cluster: Any) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], Any], *, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+def test_a_refusal_leaves_no_connection_behind(cluster: Any) -> None:
+    with pytest.raises(InputError, match="the Ray cluster has no GPU"):
+        RayExecutor(1, address=cluster.address, device="cuda")
+    assert not import_ray().is_initialized()
+
+
+def test_a_closed_executor_does_not_start_another_ray(study: Study, cluster: Any, tmp_path: Path) -> None:
+    executor = RayExecutor(2, address=cluster.address)
+    executor.close()
+    with pytest.raises(InputError, match="is closed"):
+        runner.run(study, tmp_path, executor=executor)
+    assert not import_ray().is_initialized()
+
+
+def test_the_drivers_variables_reach_the_workers(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_DEVICE", "cuda:0")
+    with pytest.raises(InputError, match="the Ray cluster has no GPU"):
+        RayExecutor(1, address=cluster.address)
+    monkeypatch.setenv("TACIT_DEVICE", "cpu")
+    with RayExecutor(1, address=cluster.address) as executor:
+        assert executor.device == "cpu"
+
+
+def test_a_machine_with_another_torch_is_refused(
+    study: Study, executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = provenance()
+    other = {**ours, "versions": {**ours["versions"], "torch": "9.9"}}
+    monkeypatch.setattr("tacit.studies.ray_executor.provenance", lambda: other)  # here, not in the worker
+    with pytest.raises(InputError, match=r"has torch .* and not 9\.9; rows would differ"):
+        runner.run(study, tmp_path, executor=executor)
 
 
 def test_a_driver_killed_and_restarted_goes_on_and_ends_with_the_same_bytes(

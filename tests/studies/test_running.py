@@ -10,26 +10,23 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from in_process import InProcess, Listener, rows_on_disk, wait_for
 from tacit import InputError
 from tacit.studies import runner, store, worker
 from tacit.studies.attempts import FleetsFailedError, Task, Watch
-from tacit.studies.checkpoint import DamagedCheckpointError
 from tacit.studies.datasets import Data
 from tacit.studies.executors import LocalExecutor
 from tacit.studies.fleet import Training
-from tacit.studies.packing import Fleet, pack
-from tacit.studies.runner import Watcher
+from tacit.studies.packing import pack
 from tacit.studies.status import study_status
 from tacit.studies.store import StudyFolder
 from tacit.studies.study import Study, parse_study
-from tacit.studies.wire import Message
 
 
 def study(**fixed: Any) -> Study:
@@ -39,44 +36,6 @@ def study(**fixed: Any) -> Study:
 
 
 SMALL = study(epochs=8)
-
-
-class InProcess:
-    """An executor without processes: what another executor must do, and a way to die at exact places."""
-
-    def __init__(self, data: Data, *, checkpoint_every: int = 40) -> None:
-        self.data, self.checkpoint_every = data, checkpoint_every
-
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
-        for task in tasks:
-            training = Training(task.fleet, self.data)
-            if task.checkpoint is not None:
-                try:
-                    training.restore(task.checkpoint)
-                except DamagedCheckpointError as error:
-                    watch(task.fleet, Message("warning", {"text": str(error)}))
-            while not training.finished:
-                training.advance(until=training.position + self.checkpoint_every)
-                watch(task.fleet, Message("checkpoint", content=training.checkpoint()))
-            watch(task.fleet, Message("rows", {"rows": training.rows(), "seconds": 0.1}))
-
-    def calibrate(self, fleets: Sequence[Fleet]) -> float:
-        return 1e4
-
-    def close(self) -> None:
-        pass
-
-
-class Listener(Watcher):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def said(self, text: str) -> None:
-        self.texts.append(text)
-
-
-def rows_on_disk(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in sorted(folder.glob("fleets/*/rows.jsonl"))}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +64,17 @@ def test_a_finished_study_trains_nothing_again(tmp_path: Path, data: Data) -> No
     assert runner.run(SMALL, tmp_path, executor=Refuses(data)) == rows
 
 
+def test_a_finished_study_is_never_too_long_for_this_machine(
+    tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = runner.run(SMALL, tmp_path / "done", executor=InProcess(data))
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
+    assert runner.run(SMALL, tmp_path / "done") == rows
+    assert runner.plan(SMALL, tmp_path / "done").seconds == 0
+    with pytest.raises(InputError, match="less than a year"):
+        runner.run(SMALL, tmp_path / "new")
+
+
 def test_an_executor_of_an_unknown_name_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="local"):
         runner.run(SMALL, tmp_path, executor="cloud")
@@ -120,7 +90,7 @@ def test_dying_at_every_write_changes_no_byte(
     moment: str, tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Die at the n-th write, go on to the end: for every n until the study has no n-th write."""
-    tiny, executor = study(epochs=2), InProcess(data, checkpoint_every=12)
+    tiny, executor = study(epochs=2), InProcess(data)
     runner.run(tiny, tmp_path / "straight", executor=executor)
     write, replace = StudyFolder.write, os.replace
     left = 0
@@ -282,16 +252,6 @@ def test_ctrl_c_and_sigterm_store_checkpoints_that_the_study_goes_on_from(
     assert rows_on_disk(tmp_path) == long_rows
 
 
-def wait_for(condition: Any, *, seconds: float = 60) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("waited in vain")
-
-
 class Killer(Listener):
     """Kills the worker of the first fleet that tells of progress, a number of times."""
 
@@ -368,9 +328,7 @@ def test_a_worker_ends_when_its_study_is_gone() -> None:
         "import os, sys, subprocess; from tacit.studies.executors import _start\n"
         "print(_start().process.pid, flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A small study, an executor without processes, and what the tests of faults compare: the bytes of rows."""
+"""A small study, an executor without processes, and what tests of stopped studies compare: the bytes of rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def study(**fixed: Any) -> Study:
 
 
 class InProcess:
-    """Trains in this process, with a checkpoint every few minibatches."""
+    """An executor without processes, with a checkpoint every few minibatches: a way to die at exact places."""
 
     def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
         self.data, self.checkpoint_every = data, checkpoint_every
@@ -66,7 +66,7 @@ def rows_on_disk(folder: Path) -> dict[str, bytes]:
 
 def leftovers(folder: Path) -> list[str]:
     """Files of a finished study that do not belong there."""
-    belong = ("study.json", "lock", "rows.jsonl", "meta.json")
+    belong = ("study.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name not in belong)
 
 
