@@ -5,12 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from tacit.studies.executors import Executor
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +65,10 @@ def reproduce(
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
     folder = into or Path("runs") / results_name(dataset, scale)
-    plans = {name: runner.plan(study, folder / name, workers=workers) for name, study in studies.items()}
+    plans = {
+        name: runner.plan(study, folder / name, executor=executor, device=device, workers=workers)
+        for name, study in studies.items()
+    }
     seconds = sum(plan.seconds for plan in plans.values())
     runs = sum(len(study.runs) for study in studies.values())
     count = next(iter(plans.values())).workers
@@ -82,12 +82,10 @@ def reproduce(
     failures: list[str] = []
     try:
         # The same processes serve every study: torch is imported once.
-        with closing(_executor(executor, workers, address=address, device=device)) as chosen:
+        with closing(runner.make_executor(executor, workers, address=address, device=device)) as chosen:
             for name, study in studies.items():
                 try:
-                    runner.run(
-                        study, folder / name, executor=chosen, device=device, workers=workers, watcher=Display()
-                    )  # fmt: skip
+                    runner.run(study, folder / name, executor=chosen, workers=workers, watcher=Display())
                 except FleetsFailedError as failed:
                     failures.append(f"{name}: {failed}")
     except KeyboardInterrupt as stopped:
@@ -110,17 +108,3 @@ def reproduce(
         typer.echo(f"tacit: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
-
-
-def _executor(name: str, workers: int | None, *, address: str | None, device: str | None) -> Executor:
-    from tacit._errors import InputError
-    from tacit.studies.executors import LocalExecutor
-    from tacit.studies.runner import EXECUTORS, cores
-
-    if name not in EXECUTORS:
-        raise InputError(f"executor={name!r} is unknown; use {' or '.join(EXECUTORS)}.")
-    if name == "ray":
-        from tacit.studies.ray_executor import RayExecutor
-
-        return RayExecutor(workers, address=address, device=device)
-    return LocalExecutor(workers or cores(), device=device)

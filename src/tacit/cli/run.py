@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tacit.cli._study_options import Into, Overrides, StudyFile
 
 if TYPE_CHECKING:
     from tacit.studies.runner import Plan
@@ -17,14 +18,12 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the file.", show_default=False),
-    ] = None,
-    into: Annotated[Path | None, typer.Option(help="The study's folder; runs/NAME without it.")] = None,
+    file: StudyFile,
+    overrides: Overrides = None,
+    into: Into = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Fleets at a time, one core each; as many as there are cores without it.")
+        int | None,
+        typer.Option(min=1, help="Fleets at a time, one core each. Without it one per core, or one on a GPU."),
     ] = None,
     executor: Annotated[
         str, typer.Option(help="local: processes of this machine. ray: a Ray cluster, or a Ray of this machine.")
@@ -56,7 +55,6 @@ def run(
     from tacit._errors import InputError
     from tacit.studies import runner
     from tacit.studies.attempts import FleetsFailedError
-    from tacit.studies.executors import known_device
     from tacit.studies.progress import Display
     from tacit.studies.stopping import exit_code, stopped_message
 
@@ -65,11 +63,8 @@ def run(
     study = runner.load_study(file, overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
-        if executor not in runner.EXECUTORS:
-            raise InputError(f"executor={executor!r} is unknown; use {' or '.join(runner.EXECUTORS)}.")
-        here = known_device(device) in (None, "auto", "cpu") and executor == "local"
-        plan = runner.plan(study, folder, workers=workers)
-        print(replace(plan, here=here))
+        plan = runner.plan(study, folder, executor=executor, device=device, workers=workers)
+        print(plan)
         print("\n".join(_models(plan)))
         return
     try:

@@ -7,18 +7,17 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli._study_options import Into, Overrides, StudyFile
+
 
 def register(app: typer.Typer) -> None:
     app.command(name="slurm-script")(slurm_script)
 
 
 def slurm_script(
-    file: Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the file.", show_default=False),
-    ] = None,
-    into: Annotated[Path | None, typer.Option(help="The study's folder; runs/NAME without it.")] = None,
+    file: StudyFile,
+    overrides: Overrides = None,
+    into: Into = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     cpus: Annotated[int, typer.Option(min=1, help="Cores per machine; without GPUs, as many fleets at a time.")] = 8,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs per machine; as many fleets at a time.")] = 0,

@@ -10,18 +10,19 @@ from torch import Tensor
 from tacit.studies import batched_mlp
 from tacit.studies.datasets import DATASETS
 from tacit.studies.operations import features
+from tacit.studies.packing import trains_alone
 from tacit.studies.spec import RunSpec
 
 
 class Batched:
     """Many MLPs of one shape; every tensor has a leading run axis."""
 
-    pause_every = 20
     evaluation_rows = 250
 
     def __init__(self, runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> None:
         first, classes = runs[0], DATASETS[runs[0].dataset].classes
         self.count, self.device, self.dtype = len(runs), device, dtype
+        self.pause_every = 1 if trains_alone(first) else 20  # a step of a large model takes a while
         sizes = [features(first), *[first.width] * first.depth, classes]
         self.layers = batched_mlp.initialise(sizes, [run.seed for run in runs], dtype=dtype).to(device)
         self.one_hot = torch.eye(classes, dtype=dtype, device=device)

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit._random import generator
 from tacit.studies.models import mlp
@@ -101,13 +100,6 @@ def squared_gradient_norm(layers: Layers, inputs: Tensor, targets: Tensor, *, we
         total += (torch.bmm(x.mT, d) + weight_decay * weight).square().sum((1, 2))
         total += (d.sum(1, keepdim=True) + weight_decay * bias).square().sum((1, 2))
     return total
-
-
-def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every row, (runs, rows); targets are class numbers (rows,)."""
-    runs, rows, classes = logits.shape
-    flat = F.cross_entropy(logits.reshape(-1, classes), targets.repeat(runs), reduction="none")
-    return flat.reshape(runs, rows)
 
 
 def half_squared_norm(layers: Layers) -> Tensor:

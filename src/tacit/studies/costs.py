@@ -12,7 +12,7 @@ from tacit.studies.spec import RunSpec
 PLAIN = 3  # forward passes' worth of products in a gradient: outputs, gradients of inputs, gradients of weights
 # Products in an exact penalised step over those in a plain one. A convolution: nine for three. A linear layer in the
 # Gram form never forms ∇Ĉ: six for three, and products of B x B that are small beside a wide layer.
-PENALISED = {"mlp": 2, "wide_resnet": 3}
+PENALIZED = {"mlp": 2, "wide_resnet": 3}
 
 DEVICE_TFLOPS = 19.5  # one A100 in float32 without TF32
 UTILISATION = 0.1  # a guess: minibatches of 16 or 32 examples leave such a device waiting for its next kernel
@@ -45,7 +45,7 @@ def operations(run: RunSpec) -> float:
     `factor` is 1, or that of the exact penalty; the last term is C_reg at the end. Augmentation, activations and the
     update itself are not counted: they are below a hundredth of this for the models here.
     """
-    trained = run.total_updates * run.batch_size * (PENALISED[run.model] if run.strength else 1)
+    trained = run.total_updates * run.batch_size * (PENALIZED[run.model] if run.strength else 1)
     seen = run.evaluations * (run.train_size + (run.test_size or DATASETS[run.dataset].test_size))
     return 2.0 * count(run).multiply_adds * (PLAIN * trained + seen + PLAIN * run.train_size)
 

@@ -18,7 +18,7 @@ def choose() -> torch.device:
     """
     wanted = os.environ.get("TACIT_DEVICE", "").strip() or "auto"
     if wanted == "auto":
-        device = torch.device(next(kind for kind in KINDS if available(kind)))
+        device = torch.device(automatic())
     else:
         device = _named(wanted)
     if device.type == "cuda":
@@ -27,6 +27,10 @@ def choose() -> torch.device:
         torch.backends.cudnn.allow_tf32 = tf32
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     return device
+
+
+def automatic() -> str:
+    return next(kind for kind in KINDS if available(kind))
 
 
 def available(kind: str) -> bool:

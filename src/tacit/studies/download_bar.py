@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from tacit.studies.download import Watch
+from tacit.studies.terminal_bar import TerminalBar
 
 
-class Bar(Watch):
+class Bar(TerminalBar, Watch):
     """Draws on stderr, so that stdout stays for results."""
-
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.task: Any = None
 
     def began(self, name: str, *, done: int, total: int) -> None:
         if not sys.stderr.isatty():
@@ -31,14 +27,3 @@ class Bar(Watch):
     def received(self, done: int, total: int) -> None:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
-
-    def said(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def ended(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
@@ -59,6 +60,11 @@ class LocalExecutor(WorkerPool):
         super().__init__(workers, attempts=attempts)
         self.device = known_device(device)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether fleets train on something else than cores, so that their rates say nothing about cores."""
+        return trains_on(self.device) != "cpu"
+
     def __enter__(self) -> LocalExecutor:
         return self
 
@@ -80,6 +86,24 @@ class LocalExecutor(WorkerPool):
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
                 heard.append((worker, Lost(how, broken=code not in (-signal.SIGKILL, -signal.SIGTERM))))
         return heard
+
+
+def named_in_environment() -> str | None:
+    """The kind of device that TACIT_DEVICE names, if it does."""
+    return os.environ.get("TACIT_DEVICE", "").strip().partition(":")[0] or None
+
+
+def trains_on(device: str | None) -> str:
+    """What local workers train on: cpu, cuda or mps, by the option, TACIT_DEVICE or what is there."""
+    wanted = known_device(device) or named_in_environment() or "auto"
+    if wanted != "auto":
+        return wanted
+    with contextlib.suppress(PackageNotFoundError):
+        if version("torch").endswith("+cpu"):  # known without importing torch, which takes seconds
+            return "cpu"
+    from tacit.studies import devices
+
+    return devices.automatic()
 
 
 def known_device(device: str | None) -> str | None:

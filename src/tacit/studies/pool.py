@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tacit._errors import InputError
 from tacit.studies.attempts import ATTEMPTS, Attempts, Task, Watch
 from tacit.studies.packing import Fleet
+from tacit.studies.stopping import uninterrupted
 from tacit.studies.wire import Message
 
 LAST_WORDS_SECONDS = 15.0  # how long stopping waits for the workers' last checkpoints
@@ -60,6 +61,8 @@ class WorkerPool(ABC):
 
     waits_until_ready = False  # whether a fleet is handed only to a worker that is known to run
     keeps_idle = True  # whether workers without a fleet stay for the next study
+    progress_seconds = PROGRESS_SECONDS
+    last_words = "see above"  # where to read more about a worker that was lost
 
     def __init__(self, workers: int, *, attempts: int = ATTEMPTS) -> None:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -81,11 +84,15 @@ class WorkerPool(ABC):
         waiting, attempts = list(tasks), Attempts(self.attempts)
         try:
             while waiting or any(worker.task for worker in self._pool):
-                self._hand_out(waiting)
-                for worker, heard in self._listen():
-                    again = self._heard(worker, heard, attempts, watch)
-                    if again is not None:
-                        waiting.insert(0, again)
+                with uninterrupted():  # half a frame read, or rows heard and not stored, would be lost
+                    self._hand_out(waiting)
+                    for worker, heard in self._listen():
+                        again = self._heard(worker, heard, attempts, watch)
+                        if again is not None:
+                            waiting.insert(0, again)
+            if not self.keeps_idle:
+                for worker in [*self._pool]:
+                    self._forget(worker)
         except KeyboardInterrupt:
             self._collect_last_words(watch)
             raise
@@ -101,7 +108,7 @@ class WorkerPool(ABC):
             except _LostWhileCalibratingError as lost:
                 if lost.lost.broken or attempt == self.attempts:
                     kind = InputError if lost.lost.broken else RateUnknownError
-                    raise kind(f"a worker {lost.lost.how} while starting; see above.") from None
+                    raise kind(f"a worker {lost.lost.how} while starting; {self.last_words}.") from None
         raise AssertionError("a number of attempts is at least 1")
 
     def _calibrate(self, fleets: Sequence[Fleet]) -> float:
@@ -140,7 +147,7 @@ class WorkerPool(ABC):
                 facts = {
                     "runs": [run.model_dump() for run in worker.task.fleet.runs],
                     "checkpoint_seconds": worker.task.checkpoint_seconds,
-                    "progress_seconds": max(PROGRESS_SECONDS, self.workers / 100),
+                    "progress_seconds": max(self.progress_seconds, self.workers / 100),
                 }
                 worker.send(Message("train", facts, worker.task.checkpoint or b""))
             elif not waiting and not self.keeps_idle:
@@ -175,9 +182,11 @@ class WorkerPool(ABC):
         assert isinstance(heard, Message)
         if heard.kind == "checkpoint":
             worker.checkpoint = heard.content
-        if heard.kind in ("rows", "stopped"):
-            worker.task = None
         watch(task.fleet, heard)
+        if heard.kind == "checkpoint":
+            worker.task = replace(task, checkpoint=None)  # the older one is not needed any more
+        elif heard.kind in ("rows", "stopped"):
+            worker.task = None
         return None
 
     def _count_false_start(self, worker: Worker, lost: Lost) -> None:
@@ -185,7 +194,7 @@ class WorkerPool(ABC):
             return
         self._false_starts += 1
         if lost.broken or self._false_starts >= max(FALSE_STARTS, LOST_AT_ONCE * self.workers):
-            raise InputError(f"a worker {lost.how} while starting; see above.")
+            raise InputError(f"a worker {lost.how} while starting; {self.last_words}.")
 
     def _collect_last_words(self, watch: Watch) -> None:
         """Ask every busy worker for a checkpoint, hand those on, and end them all."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from tacit.studies.estimate import in_words
 from tacit.studies.runner import Plan, Watcher
+from tacit.studies.terminal_bar import TerminalBar
 
 LINE_SECONDS = 30.0
 
 
-class Display(Watcher):
+class Display(TerminalBar, Watcher):
     """Draws on stderr, so that stdout stays for results."""
 
     def __init__(self, *, line_seconds: float = LINE_SECONDS) -> None:
         self.line_seconds = line_seconds
-        self.bar: Any = None
-        self.task: Any = None
         self.total_updates = 0
         self.began, self.first_done, self.last_line = time.monotonic(), 0.0, time.monotonic()
 
@@ -44,17 +42,6 @@ class Display(Watcher):
             self.last_line = time.monotonic()
             text = f"{self.name}: {done:.0%}, {rate:,.0f} run-updates/s, {left} left"
             print(text, file=sys.stderr, flush=True)
-
-    def said(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def ended(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
 
     def _draw_bar(self) -> None:
         from rich.console import Console

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from tacit._errors import InputError
 from tacit.studies.attempts import ATTEMPTS, Task, Watch
-from tacit.studies.executors import ONE_THREAD, known_device
+from tacit.studies.executors import ONE_THREAD, known_device, named_in_environment
 from tacit.studies.packing import Fleet
 from tacit.studies.pool import Lost, Worker, WorkerPool
 from tacit.studies.provenance import provenance
@@ -54,6 +55,8 @@ class RayExecutor(WorkerPool):
     elsewhere = True  # rates that were measured on this machine are no estimate for a cluster
     waits_until_ready = True  # Ray starts what it has room for: the rest must not hold fleets
     keeps_idle = False  # others may use the cluster
+    progress_seconds = 2.0  # a question to a worker costs milliseconds of several processes
+    last_words = "on a cluster Ray's session_latest/logs on that machine say more"
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class RayExecutor(WorkerPool):
         attempts: int = ATTEMPTS,
     ) -> None:
         super().__init__(1 if workers is None else workers, attempts=attempts)
-        self.device = known_device(device)
+        self.device = known_device(device or named_in_environment())
         if isinstance(gpus, bool) or not (0 < gpus <= 1 or (gpus > 0 and float(gpus).is_integer())):
             raise InputError(f"gpus is {gpus!r}; expected a share up to 1, or a whole number.")
         if self.device == "mps":
@@ -76,9 +79,14 @@ class RayExecutor(WorkerPool):
         self._ray = self.session.ray
         self._data: dict[str, Any] = {}
         self._patience = time.monotonic() + PATIENCE_SECONDS
-        self.gpus = self._gpus_of_a_worker(gpus)
-        if workers is None:
-            self.workers = self._room()
+        self._closed = False
+        try:
+            self.gpus = self._gpus_of_a_worker(gpus)
+            if workers is None:
+                self.workers = self._room()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> RayExecutor:
         return self
@@ -96,6 +104,7 @@ class RayExecutor(WorkerPool):
 
     def close(self) -> None:
         super().close()
+        self._closed = True
         self._data.clear()
         self.session.close()
 
@@ -114,6 +123,8 @@ class RayExecutor(WorkerPool):
     def _put_data(self, fleets: Sequence[Fleet]) -> None:
         from tacit.studies.datasets import load
 
+        if self._closed:  # Ray would start another one by itself
+            raise InputError("this RayExecutor is closed, as it is after Ctrl-C or an error; make a new one.")
         for name in {fleet.runs[0].dataset for fleet in fleets} - set(self._data):
             self._data[name] = self._ray.put(dict(vars(load(name))))
 
@@ -127,6 +138,7 @@ class RayExecutor(WorkerPool):
             scheduling_strategy="SPREAD",
         )  # fmt: skip
         environment = {**ONE_THREAD, **({"TACIT_DEVICE": self.device} if self.device else {})}
+        environment |= {name: os.environ[name] for name in ("TACIT_TF32",) if name in os.environ}
         handle = actor.remote(environment, self._data)
         return _Actor(
             ray=self._ray, handle=handle, where=handle.where.remote(), fetching=handle.fetch.remote(FETCH_SECONDS)

@@ -98,7 +98,9 @@ class RaySession:
                 self.ray.shutdown()
                 shutil.rmtree(self.folder, ignore_errors=True)
                 if trial == STARTS - 1:
-                    raise InputError(f"Ray did not start on this machine: {str(error).strip()}") from None
+                    raise InputError(
+                        f"Ray did not start on this machine ({str(error).strip()}); try again, or use --executor local."
+                    ) from None
             except BaseException:
                 self.close()
                 raise

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from tacit.studies.datasets import Data
 
 
+UNREAD = 8  # frames, checkpoints among them, that a worker holds for a study's process that does not ask
+
+
 class QueuePipe:
-    """The worker's end of a pipe: what it sends is kept until it is fetched."""
+    """The worker's end of a pipe: what it sends is kept until it is fetched, and like a full pipe it makes it wait."""
 
     def __init__(self) -> None:
         self.to_worker: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.from_worker: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.from_worker: queue.Queue[bytes] = queue.Queue(maxsize=UNREAD)
 
     def send_bytes(self, frame: bytes, /) -> None:
         self.from_worker.put(frame)

@@ -14,6 +14,7 @@ from tacit.studies.packing import Fleet
 from tacit.studies.provenance import provenance
 from tacit.studies.store import StudyFolder
 from tacit.studies.wire import Message
+from tacit.studies.words import counted
 
 
 class Listener(Protocol):
@@ -47,7 +48,7 @@ class Recorder:
         executor.run(tasks, self.heard)
         self._refuse_failed()
         # A rate worth keeping: of whole fleets, not of a few steps.
-        if rate_for is not None and began_fresh and self.busy_seconds > 5:
+        if rate_for is not None and began_fresh and not self.warnings and self.busy_seconds > 5:
             estimate.store_rate(rate_for, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
 
     def heard(self, fleet: Fleet, message: Message) -> None:
@@ -75,12 +76,12 @@ class Recorder:
         facts = {"fleet": fleet.id, "runs": len(fleet.runs), "error": error, "attempts": attempts, "ended": _now()}
         self.folder.write_failure(fleet.id, facts)
         last = error.strip().splitlines()[-1].rstrip(".")
-        self.watcher.said(f"fleet {fleet.id} failed {_count(attempts, 'time')} and is left out: {last}.")
+        self.watcher.said(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
 
     def _refuse_failed(self) -> None:
         if self.failed:
             raise FleetsFailedError(
-                f"{len(self.failed)} of {_count(len(self.fleets), 'fleet')} failed ({', '.join(self.failed)}) and the "
+                f"{len(self.failed)} of {counted(len(self.fleets), 'fleet')} failed ({', '.join(self.failed)}) and the "
                 f"others are finished; the errors are in {self.folder.path / 'fleets'}/ID/failed.json. "
                 "Run again to try them again."
             )
@@ -95,10 +96,6 @@ class Recorder:
             "warnings": self.warnings.get(fleet.id, 0),
             **(facts.get("made_by") or provenance()),
         }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _now() -> str:

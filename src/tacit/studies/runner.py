@@ -8,19 +8,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tacit._errors import InputError
 from tacit.studies import estimate
 from tacit.studies.attempts import ATTEMPTS
 from tacit.studies.costs import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digits
 from tacit.studies.datasets import load
-from tacit.studies.executors import Executor, LocalExecutor, known_device
+from tacit.studies.executors import Executor, LocalExecutor, known_device, named_in_environment, trains_on
 from tacit.studies.packing import Fleet, pack
 from tacit.studies.pool import RateUnknownError
 from tacit.studies.recorder import Recorder
 from tacit.studies.stopping import terminable
 from tacit.studies.store import Damage, Row, StudyFolder, read_rows
 from tacit.studies.study import Study, load_study
+from tacit.studies.words import counted
+
+if TYPE_CHECKING:
+    from tacit.studies.ray_executor import RayExecutor
 
 CHECKPOINT_SECONDS = 10.0
 EXECUTORS = ("local", "ray")
@@ -45,13 +50,13 @@ class Plan:
         return [fleet for fleet in self.fleets if fleet.id not in self.finished]
 
     def __str__(self) -> str:
-        text = f"{self.study.name}: {_count(len(self.study.runs), 'run')} in {_count(len(self.fleets), 'fleet')}"
+        text = f"{self.study.name}: {counted(len(self.study.runs), 'run')} in {counted(len(self.fleets), 'fleet')}"
         if not self.remaining:
             return f"{text}, all finished"
         if self.finished:
             text += f", {len(self.finished)} finished"
         about = "roughly" if self.rough else "about"
-        text += f", {about} {estimate.in_words(self.seconds)} on {_count(self.workers, 'worker')}"
+        text += f", {about} {estimate.in_words(self.seconds)} on {counted(self.workers, 'worker')}"
         return f"{text}\n{self._elsewhere()}" if self.seconds > DAY else text
 
     @property
@@ -120,7 +125,7 @@ def run(
     try:
         fleets = tuple(pack(study.runs))
         if not elsewhere:
-            estimate.refuse_absurd(fleets, workers=workers or cores())
+            estimate.refuse_absurd(_unfinished(folder, fleets), workers=workers or cores())
         with terminable(), folder.locked(), contextlib.ExitStack() as opened:
             folder.open_for(study)
             finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
@@ -131,7 +136,7 @@ def run(
             for name in sorted({fleet.runs[0].dataset for fleet in remaining}):
                 load(name)  # made once here, so that workers find it in the cache
             if isinstance(executor, str):
-                executor = _executor(executor, workers, address=address, device=device, attempts=attempts)
+                executor = make_executor(executor, workers, address=address, device=device, attempts=attempts)
                 opened.callback(executor.close)
             count = workers or getattr(executor, "workers", None) or cores()
             rate = _rate(remaining, executor, workers=count, elsewhere=elsewhere)
@@ -148,23 +153,29 @@ def plan(
     source: str | Path | Study,
     into: str | Path | None = None,
     *,
+    executor: str = "local",
+    device: str | None = None,
     workers: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
     """What `run` would do, without doing it: nothing is written, nothing measured, torch is not imported.
 
-    A study that would take years on this machine has a plan too, because its cost is what one wants to know.
+    A study that would take years on this machine has a plan too, because its cost is what one wants to know. The time
+    is for cores of this machine unless `executor` and `device` name something else.
     """
+    _known_executor(executor)
+    here = executor == "local" and (known_device(device) or named_in_environment() or "cpu") in ("auto", "cpu")
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
     fleets = tuple(pack(study.runs))
-    finished = frozenset(fleet.id for fleet in fleets if isinstance(folder.rows(fleet.id), list))
+    remaining = _unfinished(folder, fleets)
+    finished = frozenset(fleet.id for fleet in fleets) - {fleet.id for fleet in remaining}
     count = workers or cores()
-    estimate.refuse_too_big(fleets)
-    remaining = [fleet for fleet in fleets if fleet.id not in finished]
+    if here:
+        estimate.refuse_too_big(remaining)
     rate = estimate.stored_rate(count)
     seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
-    return Plan(study, fleets, finished, count, seconds, rough=rate is None, here=True)
+    return Plan(study, fleets, finished, count, seconds, rough=rate is None or not here, here=here)
 
 
 def cores() -> int:
@@ -174,24 +185,39 @@ def cores() -> int:
 
 def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:
     """Whether fleets train on something else than cores of this machine; a wrong name is refused here, before all."""
-    if isinstance(executor, str) and executor not in EXECUTORS:
-        raise InputError(
-            f"executor={executor!r} is unknown; use {' or '.join(EXECUTORS)}, or an object with run, calibrate, close."
-        )
+    if not isinstance(executor, str):
+        return bool(getattr(executor, "elsewhere", False))
+    _known_executor(executor)
     known_device(device)
     if executor == "ray":
         from tacit.studies.ray_session import import_ray
 
         import_ray()
-    return executor == "ray" or device not in (None, "auto", "cpu") or bool(getattr(executor, "elsewhere", False))
+    return executor == "ray" or trains_on(device) != "cpu"
 
 
-def _executor(name: str, workers: int | None, *, address: str | None, device: str | None, attempts: int) -> Executor:
+def _known_executor(name: str) -> None:
+    if name not in EXECUTORS:
+        raise InputError(f"executor={name!r} is unknown; use {' or '.join(EXECUTORS)}.")
+
+
+def make_executor(
+    name: str,
+    workers: int | None = None,
+    *,
+    address: str | None = None,
+    device: str | None = None,
+    attempts: int = ATTEMPTS,
+) -> LocalExecutor | RayExecutor:
+    """An executor by its name. Without `workers`: one per core, one on a GPU, or as many as a cluster has room for."""
+    _known_executor(name)
     if name == "ray":
         from tacit.studies.ray_executor import RayExecutor
 
         return RayExecutor(workers, address=address, device=device, attempts=attempts)
-    return LocalExecutor(workers or cores(), device=device, attempts=attempts)
+    if workers is None:
+        workers = cores() if trains_on(device) == "cpu" else 1
+    return LocalExecutor(workers, device=device, attempts=attempts)
 
 
 def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewhere: bool) -> float | None:
@@ -208,6 +234,10 @@ def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewher
     return rate
 
 
+def _unfinished(folder: StudyFolder, fleets: Sequence[Fleet]) -> list[Fleet]:
+    return [fleet for fleet in fleets if not isinstance(folder.rows(fleet.id), list)]
+
+
 def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
     """Finished means: rows that the store trusts. Others are told of and discarded."""
     rows = folder.rows(fleet.id)
@@ -217,7 +247,3 @@ def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
     elif rows is not None:
         folder.tidy(fleet.id)  # a process may have been killed between its last two files
     return isinstance(rows, list)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

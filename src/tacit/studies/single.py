@@ -65,7 +65,7 @@ class Single:
         inputs, run = self._laid_out(inputs), self.run
         if run.strength:
             try:
-                logits, gradients = self._penalised(inputs, labels)
+                logits, gradients = self._penalized(inputs, labels)
             except _LostError as lost:
                 return self._lose(lost.logits)
         else:
@@ -103,7 +103,7 @@ class Single:
     def _decay_in_graph(self) -> bool:
         return self.run.strength > 0 and self.run.weight_decay_penalized
 
-    def _penalised(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         seen: list[Tensor] = []
         decay = self.run.weight_decay if self._decay_in_graph else 0.0
 

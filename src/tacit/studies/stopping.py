@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from tacit.studies.store import Damage, StudyFolder
+from tacit.studies.words import counted
 
 GO_ON = "run the same command again to go on."
 
@@ -37,6 +38,36 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Inside, the first Ctrl-C or SIGTERM waits until what is under way is whole; a second one does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        if waiting:
+            restore()
+            signal.raise_signal(number)
+        waiting.append(number)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}  # ignored ones stay ignored
+    for number in before:
+        signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        restore()
+    for heard in waiting:
+        signal.raise_signal(heard)
+
+
 def _raise(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
@@ -47,12 +78,8 @@ def stopped_message(folders: Sequence[str | Path]) -> str:
     fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
     finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
     under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
-    kept = [_count(finished, "finished fleet")] if finished else []
-    kept += [_count(under_way, "checkpoint")] if under_way else []
+    kept = [counted(finished, "finished fleet")] if finished else []
+    kept += [counted(under_way, "checkpoint")] if under_way else []
     if not kept:
         return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
     return f"stopped; {' and '.join(kept)} stored: {GO_ON}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

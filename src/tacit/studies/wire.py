@@ -14,10 +14,11 @@ from tacit.studies.untrusted import parse_json
 class Message:
     """`kind` says what it is; `facts` is JSON; `content` is a checkpoint or nothing.
 
-    To a worker: `train` (fleet, runs; content: checkpoint to go on from), `calibrate`, `stop`.
+    To a worker: `train` (runs, checkpoint_seconds, progress_seconds; content: checkpoint to go on from), `calibrate`
+    (runs), `stop`.
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `rows` (rows,
     seconds, made_by), `rate` (millions of operations per second), `stopped`, `failed` (text, input: whether it is an
-    InputError).
+    InputError, start: whether the worker could not even begin).
     From an executor to a study: what workers say, but `failed` (text, attempts) means that the fleet is given up.
     """
 
