@@ -192,7 +192,7 @@ class Soak:
         self.tally.left_files += [path.name for path in left]
 
 
-EXPECTED = ("study.json", "lock", "rows.jsonl", "meta.json")
+EXPECTED = ("study.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
 
 
 def run_of(line: bytes) -> str:

@@ -417,6 +417,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "np.sort(values, axis=-1)[..., :kept]",
         "studies/test_summary.py",
     ),
+    # -- the folder of a study ----------------------------------------------------------------------------------------
+    mutant(
+        "a file that cannot be read is damaged",
+        "studies/store.py",
+        "        except ValueError as error:\n            return Damage(error)",
+        "        except (OSError, ValueError) as error:\n            return Damage(error)",
+        "studies/test_store.py",
+    ),
+    mutant(
+        "damaged rows are deleted",
+        "studies/store.py",
+        'os.replace(path, path.with_name("rows.damaged.jsonl"))',
+        "path.unlink()",
+        "studies/test_store.py",
+    ),
+    mutant(
+        "an empty checkpoint is no checkpoint",
+        "studies/store.py",
+        'return EMPTY if content == b"" else content',
+        "return content",
+        "studies/test_store.py",
+    ),
+    mutant(
+        "memory is asked for the largest file",
+        "studies/untrusted.py",
+        "opened.read(found.st_size + 1)",
+        "opened.read(most + 1)",
+        "faults/test_hostile_files.py",
+    ),
     # -- data ---------------------------------------------------------------------------------------------------------
     mutant(
         "a gzip bomb is unpacked to its end",

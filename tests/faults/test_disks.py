@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 
+from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 from tacit import InputError
 from tacit.studies import checkpoint, recorder, runner
 from tacit.studies.checkpoint import DamagedCheckpointError
@@ -216,8 +216,45 @@ def test_half_a_line_of_rows_is_noticed(fleet: str, tmp_path: Path, data: Data, 
             folder.open_for(SMALL)
             folder.begin(FLEET.id)
         folder.rows_path(FLEET.id).write_bytes(straight[FLEET.id][:100])
+    damaged = folder.rows_path(FLEET.id).read_bytes()
     said = goes_on(tmp_path, data, straight)
     assert [FLEET.id in text and "trained again" in text for text in said] == [True]
+    assert folder.rows_path(FLEET.id).with_name("rows.damaged.jsonl").read_bytes() == damaged
+
+
+def test_a_worker_tells_of_an_empty_checkpoint(tmp_path: Path, straight: dict[str, bytes]) -> None:
+    """In a process of its own: between the two, a checkpoint is bytes in a frame, and none is no bytes."""
+    folder, heard = StudyFolder(tmp_path), Listener()
+    with folder.locked():
+        folder.open_for(SMALL)
+        folder.write_checkpoint(FLEET.id, b"")
+    runner.run(SMALL, tmp_path, workers=1, watcher=heard)
+    assert [FLEET.id in text and "starts over" in text for text in heard.texts] == [True]
+    assert rows_on_disk(tmp_path).keys() == straight.keys()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_trained_over(
+    tmp_path: Path, data: Data, straight: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, training, real = StudyFolder(tmp_path), Training(FLEET, data), os.open
+    training.advance(until=16)
+    with folder.locked():
+        folder.open_for(SMALL)
+        folder.write_checkpoint(FLEET.id, training.checkpoint())
+    path = folder.checkpoint_path(FLEET.id)
+    before = path.read_bytes()
+
+    def refuse(given: Any, *more: Any, **named: Any) -> int:
+        if os.fspath(given) == str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(given, *more, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(InputError, match="cannot be read"):
+            runner.run(SMALL, tmp_path, executor=InProcess(data))
+    assert path.read_bytes() == before
+    assert goes_on(tmp_path, data, straight) == []
 
 
 def test_one_changed_byte_in_any_file_is_noticed_or_harmless(
@@ -230,8 +267,8 @@ def test_one_changed_byte_in_any_file_is_noticed_or_harmless(
     training.advance(until=8)
     made = StudyFolder(tmp_path / "made")
     runner.run(SMALL, made.path, executor=InProcess(data))
+    made.rows_path(training.fleet.id).unlink()
     with made.locked():
-        made.discard_rows(training.fleet.id)
         made.write_checkpoint(training.fleet.id, training.checkpoint())
     for number in range(30):
         folder = StudyFolder(tmp_path / str(number))

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,34 +141,79 @@ def circle(path: Path) -> None:
     path.symlink_to(path)
 
 
-@pytest.mark.parametrize("make", [pipe, endless, folder, circle])
-def test_what_is_no_file_is_refused_and_never_waited_for(make: object, tmp_path: Path) -> None:
-    assert callable(make)
+@pytest.mark.parametrize("make,damage", [(pipe, True), (endless, True), (folder, False), (circle, False)])
+def test_what_is_no_file_is_refused_and_never_waited_for(
+    make: Callable[[Path], None], damage: bool, tmp_path: Path
+) -> None:
     store = StudyFolder(tmp_path / "study")
     store.fleet_folder(FLEET.id).mkdir(parents=True)
     for path in (tmp_path / "s.toml", store.path / "study.json", store.rows_path(FLEET.id)):
         make(path)
     make(store.checkpoint_path(FLEET.id))
-    for read in (lambda: load_study(tmp_path / "s.toml"), store.study):
+    for read in (lambda: load_study(tmp_path / "s.toml"), store.study, lambda: store.read_checkpoint(FLEET.id)):
         with pytest.raises(InputError):
             read()
-    assert isinstance(store.rows(FLEET.id), Damage)
-    assert store.read_checkpoint(FLEET.id) is None
+    if damage:
+        assert isinstance(store.rows(FLEET.id), Damage)
+    else:  # the system does not let it be read
+        with pytest.raises(InputError, match="cannot be read"):
+            store.rows(FLEET.id)
 
 
-def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_refused_file_is_closed(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(IsADirectoryError):
+            read_bounded(tmp_path, most=100)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("size", [3, 50, 1000])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(10))
     real = os.fstat
 
-    def before_it_grew(handle: int) -> os.stat_result:
+    def before_it_changed(handle: int) -> os.stat_result:
         found = real(handle)
-        path.write_bytes(bytes(1000))
+        path.write_bytes(bytes(size))
         return found
 
-    monkeypatch.setattr(os, "fstat", before_it_grew)
-    with pytest.raises(ValueError, match="more than 100 bytes"):
-        read_bounded(path, most=100)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", before_it_changed)
+        with pytest.raises(OSError, match="changed while it was read"):
+            read_bounded(path, most=100)
+
+
+# -- little memory ---------------------------------------------------------------------------------------------------
+LITTLE = r"""
+import resource, sys
+from pathlib import Path
+from tacit import InputError
+from tacit.studies.store import StudyFolder
+
+store, fleet = StudyFolder(Path(sys.argv[1])), sys.argv[2]
+store.write_checkpoint(fleet, b"small")
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+assert store.read_checkpoint(fleet) == b"small"
+with open(store.checkpoint_path(fleet), "wb") as handle:
+    handle.truncate(3 * 2**30)
+try:
+    store.read_checkpoint(fleet)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
+def test_a_checkpoint_needs_the_memory_that_it_has_bytes_and_lack_of_it_is_a_sentence(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LITTLE, str(tmp_path), FLEET.id]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "cannot be read (no memory for its bytes); it was not changed" in ended.stdout
 
 
 # -- bounded memory ---------------------------------------------------------------------------------------------------

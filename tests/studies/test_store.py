@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from tacit import InputError
+from tacit.report import read_parts
 from tacit.studies import runner
 from tacit.studies.packing import pack
+from tacit.studies.row import MEASURED, SERIES
 from tacit.studies.spec import LATER, RunSpec
 from tacit.studies.status import study_status
-from tacit.studies.store import MEASURED, SERIES, Damage, StudyFolder, read_rows
+from tacit.studies.store import MOST_BYTES, Damage, StudyFolder, read_rows
 from tacit.studies.study import Study, parse_study
 
 STUDY = parse_study({"name": "s", "fixed": {"epochs": 2, "learning_rate": 0.1}, "grid": {"seed": [0, 1]}})
@@ -110,6 +112,18 @@ def test_rows_of_other_runs_than_the_fleets_are_damage(rows: list[Any], folder: 
     assert isinstance(folder.rows(FLEET.id), Damage)
 
 
+def test_damaged_rows_are_moved_aside_over_those_of_an_earlier_time(folder: StudyFolder) -> None:
+    path = folder.rows_path(FLEET.id)
+    for content in (b"first", b"second"):
+        path.write_bytes(content)
+        with folder.locked():
+            folder.discard_rows(FLEET.id)
+        assert not path.exists()
+        assert path.with_name("rows.damaged.jsonl").read_bytes() == content
+    assert folder.rows(FLEET.id) is None
+    assert read_rows(folder.path) == []
+
+
 def test_a_fleet_that_has_begun_is_under_way_while_a_process_is_at_work(tmp_path: Path) -> None:
     store = StudyFolder(tmp_path)
     with store.locked():
@@ -175,6 +189,90 @@ def test_a_folder_that_is_no_study_is_a_sentence(tmp_path: Path) -> None:
         read_rows(tmp_path)
     with pytest.raises(InputError, match=r"study\.json"):
         read_rows(tmp_path / "absent")
+
+
+# -- disks that do not give --------------------------------------------------------------------------------------------
+UNREADABLE = [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE]
+
+
+def refuse_to_open(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(given: Any, *more: Any, **named: Any) -> int:
+        if os.fspath(given) == str(path):
+            raise OSError(code, os.strerror(code))
+        return real(given, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def files(folder: StudyFolder) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("code", UNREADABLE, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["rows.jsonl", "meta.json"])
+def test_finished_rows_that_cannot_be_read_now_are_not_damaged(
+    name: str, code: int, folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, path = files(folder), folder.fleet_folder(FLEET.id) / name
+    with monkeypatch.context() as patched:
+        refuse_to_open(path, code, patched)
+        for read in (lambda: runner.run(STUDY, folder.path), lambda: read_rows(folder.path)):
+            with pytest.raises(InputError, match=rf"{name} cannot be read \({os.strerror(code)}\); it was not changed"):
+                read()
+        with pytest.raises(InputError, match="cannot be read"):
+            read_parts([folder.path])
+        seen = study_status(folder.path)
+        assert (seen.fleets, seen.damaged) == ({"unreadable": 1}, ())
+        assert f"unreadable: {path} cannot be read" in str(seen)
+    assert files(folder) == before
+    assert read_rows(folder.path) == ROWS
+
+
+@pytest.mark.parametrize("code", UNREADABLE, ids=errno.errorcode.get)
+def test_a_checkpoint_that_cannot_be_read_now_is_a_sentence(
+    code: int, folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rows_path(FLEET.id).unlink()
+    folder.write_checkpoint(FLEET.id, b"good")
+    with monkeypatch.context() as patched:
+        refuse_to_open(folder.checkpoint_path(FLEET.id), code, patched)
+        with pytest.raises(InputError, match=rf"cannot be read \({os.strerror(code)}\); it was not changed"):
+            folder.read_checkpoint(FLEET.id)
+        assert study_status(folder.path).fleets == {"unreadable": 1}
+    assert folder.read_checkpoint(FLEET.id) == b"good"
+
+
+def test_a_folder_of_fleets_that_cannot_be_listed_is_not_an_empty_one(
+    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(InputError, match="fleets cannot be read"):
+        read_rows(folder.path)
+
+
+def test_no_checkpoint_is_none_and_an_empty_file_is_something_else(folder: StudyFolder) -> None:
+    assert folder.read_checkpoint(FLEET.id) is None
+    folder.write_checkpoint(FLEET.id, b"")
+    assert folder.read_checkpoint(FLEET.id)  # executors take nothing for no checkpoint
+
+
+def test_a_checkpoint_that_is_too_large_is_refused_when_written_and_when_read(
+    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder.checkpoint_path(FLEET.id)
+    monkeypatch.setitem(MOST_BYTES, "checkpoint", 10)
+    folder.write_checkpoint(FLEET.id, b"ten bytes.")
+    with pytest.raises(InputError, match="has 11 bytes; expected at most 10"):
+        folder.write_checkpoint(FLEET.id, b"eleven bytes"[:11])
+    assert folder.read_checkpoint(FLEET.id) == b"ten bytes."
+    path.write_bytes(b"eleven bytes"[:11])
+    with pytest.raises(InputError, match="has 11 bytes; expected at most 10; move it away"):
+        folder.read_checkpoint(FLEET.id)
 
 
 # -- disks that refuse ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacit._errors import InputError
 from tacit.studies import checkpoint
 from tacit.studies.packing import pack
 from tacit.studies.store import Damage, StudyFolder
@@ -25,6 +26,7 @@ class Status:
     done: float
     damaged: tuple[str, ...]
     failed: tuple[str, ...] = ()  # a sentence for each fleet that was given up
+    unreadable: tuple[str, ...] = ()  # a sentence for each fleet with a file that cannot be read now
 
     def __str__(self) -> str:
         lines = [
@@ -33,6 +35,7 @@ class Status:
             f"fleets: {_listed(self.fleets)}",
             *[f"damaged: {path}; `tacit run` trains that fleet again" for path in self.damaged],
             *[f"failed: {text}" for text in self.failed],
+            *[f"unreadable: {text}" for text in self.unreadable],
         ]
         return "\n".join([self.question, *lines] if self.question else lines)
 
@@ -43,10 +46,16 @@ def study_status(folder: str | Path) -> Status:
     study, running = store.study(), store.is_locked()
     rows: Counter[str] = Counter()
     fleets: Counter[str] = Counter()
-    damaged, failed, done, total = [], [], 0.0, 0.0
+    damaged, failed, unreadable, done, total = [], [], [], 0.0, 0.0
     for fleet in pack(study.runs):
-        found = store.rows(fleet.id)
         total += fleet.cost
+        try:
+            found = store.rows(fleet.id)
+            content = None if isinstance(found, list) else store.read_checkpoint(fleet.id)
+        except InputError as error:  # the others can still be counted
+            fleets["unreadable"] += 1
+            unreadable.append(str(error))
+            continue
         if isinstance(found, list):
             fleets["finished"] += 1
             rows.update(row["status"] for row in found)
@@ -54,7 +63,6 @@ def study_status(folder: str | Path) -> Status:
             continue
         if isinstance(found, Damage):
             damaged.append(str(store.rows_path(fleet.id)))
-        content = store.read_checkpoint(fleet.id)
         share = checkpoint.share_done(content) if content else 0.0
         failure = store.failure(fleet.id)
         if failure is not None:
@@ -66,6 +74,7 @@ def study_status(folder: str | Path) -> Status:
     return Status(
         name=study.name, question=study.question, running=running, runs=len(study.runs), rows=rows,
         fleets=fleets, done=done / total, damaged=tuple(damaged), failed=tuple(failed),
+        unreadable=tuple(unreadable),
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine
                                        what differs from one training to the next is here, so rows stay comparable
 DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
 DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
+DIR/fleets/ID/rows.damaged.jsonl       rows that were not trusted, moved aside: never read, replaced by the next ones
+
+A file that cannot be read is not damaged: that is a sentence, and the file stays as it is.
 """
 
 from __future__ import annotations
@@ -21,21 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from tacit._errors import InputError
-from tacit.studies.spec import LATER, RunSpec, canonical, digest
+from tacit.studies.row import problem
+from tacit.studies.spec import LATER, canonical, digest
 from tacit.studies.study import SCHEMA, Study, parse_study
 from tacit.studies.untrusted import MEGABYTE, parse_json, read_bounded
 
 Row = dict[str, Any]
-MEASURED = (  # a number, or null for a run that diverged
-    "diverged_at", "updates", "epochs", "best_test_accuracy", "final_test_accuracy", "best_train_accuracy",
-    "final_train_accuracy", "full_loss", "implicit_regularizer",
-)  # fmt: skip
-STATUSES = ("finished", "diverged")
 # Sizes beyond which a file is not ours, so that nothing larger is ever read. A checkpoint holds a fleet's parameters.
 MOST_BYTES = {"study.json": MEGABYTE, "meta.json": MEGABYTE, "rows.jsonl": 16 * MEGABYTE, "checkpoint": 4096 * MEGABYTE}
 MOST_LINES = 10_000  # of a rows file: a fleet has a few dozen runs
 MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
-SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
+ABSENT = (FileNotFoundError, NotADirectoryError)
+# What an empty checkpoint file is read as: no checkpoint either, but executors take no bytes for no file at all, and
+# the fleet would start over unsaid.
+EMPTY = b"\0"
 
 
 def read_rows(folder: str | Path) -> list[Row]:
@@ -92,7 +94,9 @@ class StudyFolder:
     def open_for(self, study: Study) -> None:
         """Make the folder, or check that it belongs to this study. Needs the lock."""
         content = {"schema": SCHEMA, "hash": study.hash, "study": study.model_dump()}
-        if (self.path / "study.json").exists():
+        with _unreadable_is_a_sentence(self.path):
+            is_known = (self.path / "study.json").exists()
+        if is_known:
             stored = self.study()
             if stored.hash != study.hash:
                 raise InputError(
@@ -161,20 +165,15 @@ class StudyFolder:
         return self.fleet_folder(fleet) / "checkpoint.safetensors"
 
     def fleets_on_disk(self) -> list[str]:
-        with contextlib.suppress(OSError):
+        with _unreadable_is_a_sentence(self.path / "fleets"), contextlib.suppress(*ABSENT):
             return sorted(entry.name for entry in (self.path / "fleets").iterdir() if entry.is_dir())
         return []
 
     def rows(self, fleet: str) -> list[Row] | Damage | None:
         """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
-        try:
-            content = read_bounded(self.rows_path(fleet), most=MOST_BYTES["rows.jsonl"])
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            return Damage(f"cannot be read ({error.strerror or 'it is a folder'})")
-        except ValueError as error:
-            return Damage(str(error))
+        content = _read(self.rows_path(fleet), most=MOST_BYTES["rows.jsonl"])
+        if not isinstance(content, bytes):
+            return content
         meta = self.meta(fleet)
         if meta is None:
             return Damage("has no readable meta.json beside it, so its checksum is unknown")
@@ -188,15 +187,17 @@ class StudyFolder:
                 rows.append(parse_json(line, most_containers=MOST_CONTAINERS))
             except ValueError:
                 return Damage("is not JSON Lines")
-            problem = _problem(rows[-1], number)
-            if problem is not None:
-                return problem
+            wrong = problem(rows[-1], number)
+            if wrong is not None:
+                return Damage(wrong)
         return rows if digest([row["run"] for row in rows]) == fleet else Damage("holds other runs than its fleet")
 
     def meta(self, fleet: str) -> dict[str, Any] | None:
+        """The facts of meta.json; None when it is absent or damaged."""
+        content = _read(self.fleet_folder(fleet) / "meta.json", most=MOST_BYTES["meta.json"])
         try:
-            found = parse_json(read_bounded(self.fleet_folder(fleet) / "meta.json", most=MOST_BYTES["meta.json"]))
-        except (OSError, ValueError):
+            found = parse_json(content) if isinstance(content, bytes) else None
+        except ValueError:
             return None
         return found if isinstance(found, dict) else None
 
@@ -228,16 +229,27 @@ class StudyFolder:
         return self.fleet_folder(fleet).is_dir()
 
     def discard_rows(self, fleet: str) -> None:
-        with _said_as_a_sentence(self.rows_path(fleet)):
-            self.rows_path(fleet).unlink(missing_ok=True)
+        """Move rows that are not trusted aside: a newer tacit, or a patient hand, may still make something of them."""
+        path = self.rows_path(fleet)
+        with _said_as_a_sentence(path), contextlib.suppress(FileNotFoundError):
+            os.replace(path, path.with_name("rows.damaged.jsonl"))
 
     def read_checkpoint(self, fleet: str) -> bytes | None:
-        try:
-            return read_bounded(self.checkpoint_path(fleet), most=MOST_BYTES["checkpoint"])
-        except (OSError, ValueError):
-            return None
+        """The bytes of a checkpoint, unchecked; None when there is none."""
+        path = self.checkpoint_path(fleet)
+        content = _read(path, most=MOST_BYTES["checkpoint"])
+        if isinstance(content, Damage):
+            raise InputError(f"{path} {content}; move it away to train its fleet from the start.")
+        return EMPTY if content == b"" else content
 
     def write_checkpoint(self, fleet: str, content: bytes) -> None:
+        """Replace the checkpoint. One that could not be read again is refused, and the last good one stays."""
+        most = MOST_BYTES["checkpoint"]
+        if len(content) > most:
+            raise InputError(
+                f"the checkpoint of fleet {fleet} has {len(content)} bytes; expected at most {most}: use a smaller "
+                "width or depth."
+            )
         self.write(self.checkpoint_path(fleet), content)
 
     def failure_path(self, fleet: str) -> Path:
@@ -247,9 +259,9 @@ class StudyFolder:
         """`error` and `attempts` of a fleet that was given up; None when it was not."""
         try:
             found = parse_json(read_bounded(self.failure_path(fleet), most=MOST_BYTES["meta.json"]))
-        except OSError:
+        except ABSENT:
             return None
-        except ValueError:
+        except (OSError, ValueError):
             found = None
         return found if isinstance(found, dict) else {"error": "failed.json cannot be read"}
 
@@ -283,26 +295,27 @@ def _stored_study(raw: Any, path: Path) -> Study:
         raise InputError(f"{str(error).rstrip('.')}; {REMEDY}.") from None
 
 
-def _problem(row: Any, number: int) -> Damage | None:
-    """What keeps a row, written by another version or by hand, from being read as one of ours."""
-    if not isinstance(row, dict) or not isinstance(row.get("spec"), dict):
-        return Damage(f"has no run in line {number}")
-    missing = [key for key in ("run", "status", *MEASURED, "history") if key not in row]
-    missing += [f"spec.{key}" for key in RunSpec.model_fields if key not in LATER and key not in row["spec"]]
-    if missing:
-        return Damage(f"lacks {', '.join(missing)} in line {number}")
-    if digest(row["spec"]) != row["run"]:
-        return Damage(f"holds a run in line {number} that does not match its hash")
-    history = row["history"]
-    series = [history.get(name) for name in SERIES] if isinstance(history, dict) else [None]
-    wrong = [key for key in MEASURED if not (row[key] is None or _is_number(row[key]))]
-    wrong += [] if row["status"] in STATUSES else ["status"]
-    wrong += [] if all(isinstance(each, list) and all(map(_is_number, each)) for each in series) else ["history"]
-    return Damage(f"has a {wrong[0]} in line {number} that cannot be read") if wrong else None
+def _read(path: Path, *, most: int) -> bytes | Damage | None:
+    """The bytes of a file; None when there is none; Damage when it is none of ours."""
+    with _unreadable_is_a_sentence(path):
+        try:
+            return read_bounded(path, most=most)
+        except ABSENT:
+            return None
+        except ValueError as error:
+            return Damage(error)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+@contextlib.contextmanager
+def _unreadable_is_a_sentence(path: Path) -> Iterator[None]:
+    """A disk or a server that fails today may hold a good file: whoever asked must not take it for damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}); it was not changed. Try again, or move it away to "
+            "train again."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ reading costs bounded memory and ends in a value or in an exception that the cal
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,20 +26,26 @@ MOST_BITS = 1000  # of an integer in TOML: it can still be printed, and made a f
 def read_bounded(path: Path, *, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes; ValueError for any other, OSError as the system says.
 
-    Pipes and devices are refused: they may never end, or keep a reader waiting for ever.
+    Pipes and devices are refused: they may never end, or keep a reader waiting for ever. Memory is asked for the bytes
+    that the file has and no more, whatever `most` allows; too little of it is an OSError too.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    with open(handle, "rb") as opened:
-        found = os.fstat(opened.fileno())
+    try:
+        found = os.fstat(handle)
         if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(f"{path} is a folder")
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is not a regular file")
         if found.st_size > most:
             raise ValueError(f"has {found.st_size} bytes; expected at most {most}")
-        content = opened.read(most + 1)  # it may grow while it is read
-    if len(content) > most:
-        raise ValueError(f"has more than {most} bytes")
+        with open(handle, "rb", closefd=False) as opened:
+            content = opened.read(found.st_size + 1)
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "no memory for its bytes") from None
+    finally:
+        os.close(handle)
+    if len(content) != found.st_size:
+        raise OSError(errno.EBUSY, "it changed while it was read")
     return content
 
 
