@@ -440,6 +440,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "studies/test_store.py",
     ),
     mutant(
+        "a file is written through a link",
+        "studies/store.py",
+        "temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody put there\n                "
+        'with open(temporary, "xb")',
+        'with open(temporary, "wb")',
+        "studies/test_store.py",
+    ),
+    mutant(
         "memory is asked for the largest file",
         "studies/untrusted.py",
         "opened.read(found.st_size + 1)",

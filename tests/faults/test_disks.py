@@ -73,7 +73,7 @@ def test_a_quota_that_ends_within_any_file_is_a_sentence_and_changes_no_row(
     real = open
 
     def with_quota(path: Any, mode: str = "r", **more: Any) -> Any:
-        return Quota(path, "wb") if "w" in mode and "tmp" in str(path) else real(path, mode, **more)
+        return Quota(path, "xb") if "x" in mode and "tmp" in str(path) else real(path, mode, **more)
 
     full = 0
     for number in range(12):  # from a part of the first file to more than the whole study

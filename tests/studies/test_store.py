@@ -275,6 +275,39 @@ def test_a_checkpoint_that_is_too_large_is_refused_when_written_and_when_read(
         folder.read_checkpoint(FLEET.id)
 
 
+# -- links in a folder from other hands -------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", ["present", "absent"])
+def test_a_lock_that_is_a_link_is_refused_and_nothing_is_written_through_it(
+    target: str, folder: StudyFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "present").write_text("mine")
+    (folder.path / "lock").unlink()
+    (folder.path / "lock").symlink_to(tmp_path / target)
+    with pytest.raises(InputError, match="lock is not a regular file; remove it"), folder.locked():
+        raise AssertionError("it was locked")
+    assert not folder.is_locked()
+    assert (tmp_path / "present").read_text() == "mine"
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_lock_that_is_a_pipe_is_refused_and_not_waited_for(folder: StudyFolder) -> None:
+    (folder.path / "lock").unlink()
+    os.mkfifo(folder.path / "lock")
+    assert not folder.is_locked()
+    with pytest.raises(InputError, match="lock is not a regular file"), folder.locked():
+        raise AssertionError("it was locked")
+
+
+def test_a_temporary_file_that_is_a_link_is_replaced_and_not_followed(folder: StudyFolder, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("mine")
+    path = folder.checkpoint_path(FLEET.id)
+    path.with_name(f".{path.name}.tmp").symlink_to(tmp_path / "elsewhere")
+    folder.write_checkpoint(FLEET.id, b"ours")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"ours"
+
+
 # -- disks that refuse ------------------------------------------------------------------------------------------------
 def refuse_with(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(handle: int) -> None:
@@ -311,7 +344,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_really_full_disk_is_a_sentence(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     real = open
-    monkeypatch.setattr("builtins.open", lambda path, mode="r", **more: real("/dev/full", mode, **more))
+    monkeypatch.setattr("builtins.open", lambda path, mode="r", **more: real("/dev/full", "wb", **more))
     with pytest.raises(InputError, match="disk is full"):
         folder.write_checkpoint(FLEET.id, b"x" * 10)
 

@@ -19,6 +19,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,14 @@ class StudyFolder:
         """Hold the folder's lock, or refuse with a sentence. The system drops it when the process dies."""
         import fcntl
 
+        lock = self.path / "lock"
         with _said_as_a_sentence(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            # In a folder from other hands a link would have us write elsewhere, and a pipe would have us wait.
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(lock.lstat().st_mode):
+                    raise InputError(f"{lock} is not a regular file; remove it and run again.")
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +147,7 @@ class StudyFolder:
         import fcntl
 
         try:
-            handle = os.open(self.path / "lock", os.O_RDONLY)
+            handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return False
         try:
@@ -274,7 +280,8 @@ class StudyFolder:
         with _said_as_a_sentence(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with open(temporary, "wb") as handle:
+                temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody put there
+                with open(temporary, "xb") as handle:
                     handle.write(content)
                     handle.flush()
                     os.fsync(handle.fileno())
