@@ -16,9 +16,9 @@ import pytest
 from tacit import InputError
 from tacit.report import read_parts
 from tacit.studies import runner
-from tacit.studies.packing import pack
+from tacit.studies.packing import CAPS, pack
 from tacit.studies.row import MEASURED, SERIES
-from tacit.studies.spec import LATER, RunSpec
+from tacit.studies.spec import LATER, MOST_EVALUATIONS, RunSpec
 from tacit.studies.status import study_status
 from tacit.studies.store import MOST_BYTES, Damage, StudyFolder, read_rows
 from tacit.studies.study import Study, parse_study
@@ -122,6 +122,23 @@ def test_damaged_rows_are_moved_aside_over_those_of_an_earlier_time(folder: Stud
         assert path.with_name("rows.damaged.jsonl").read_bytes() == content
     assert folder.rows(FLEET.id) is None
     assert read_rows(folder.path) == []
+
+
+def test_rows_with_as_many_evaluations_as_a_run_may_have_can_be_stored(folder: StudyFolder) -> None:
+    """The largest fleet, with numbers that take as many characters as they can."""
+    history = {name: [0.0010000000000000002] * MOST_EVALUATIONS for name in SERIES}
+    history["updates"] = [10**12] * MOST_EVALUATIONS
+    history["full_loss"] = [1.2345678901234567e-100] * MOST_EVALUATIONS
+    with folder.locked():
+        folder.write_rows(FLEET.id, [{**FIRST, "history": history}] * max(CAPS), meta={})
+    assert folder.rows_path(FLEET.id).stat().st_size > MOST_BYTES["rows.jsonl"] / 2  # the limit has its reason
+
+
+def test_more_evaluations_are_refused_before_anything_is_trained() -> None:
+    fixed = {"updates": 10**6, "learning_rate": 0.1, "evaluations": MOST_EVALUATIONS}
+    parse_study({"name": "s", "fixed": fixed})
+    with pytest.raises(InputError, match=f"evaluations is {MOST_EVALUATIONS + 1}; expected at most {MOST_EVALUATIONS}"):
+        parse_study({"name": "s", "fixed": {**fixed, "evaluations": MOST_EVALUATIONS + 1}})
 
 
 def test_a_fleet_that_has_begun_is_under_way_while_a_process_is_at_work(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # the upper end turns a typing error into a sentence
+# An evaluation adds at most 128 bytes to a row, so the rows of the largest fleet, 24 runs, stay below the 16 MB that
+# are read again: refused here, and not after the training.
+MOST_EVALUATIONS = 5000
 # Keys that came after the first rows were stored. At these values they are neither stored nor hashed, so that a run
 # keeps its identity; readers of rows fill them in (`store.read_rows`).
 LATER: dict[str, Any] = {
@@ -97,7 +100,7 @@ class RunSpec(BaseModel):
     epochs: Count | None = None
     updates: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    evaluations: Count = 10
+    evaluations: Annotated[int, Field(ge=1, le=MOST_EVALUATIONS)] = 10
     image_size: Count | None = LATER["image_size"]
     test_size: Count | None = LATER["test_size"]
     weight_decay_penalized: bool = LATER["weight_decay_penalized"]
