@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tacit import cli
+from tacit import InputError, cli
 from tacit.studies.packing import pack
 from tacit.studies.progress import Display
 from tacit.studies.runner import Plan, plan, run
@@ -121,6 +121,21 @@ def test_a_study_stopped_before_its_first_checkpoint_does_not_speak_of_one(tmp_p
         folder.open_for(load_study(file))
     said = stopped_message([folder.path, tmp_path / "absent"])
     assert said == "stopped before the first checkpoint: nothing is stored yet; run the same command again to go on."
+
+
+def test_a_folder_that_cannot_be_read_does_not_change_how_a_stop_ends(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StudyFolder(tmp_path / "study")
+    with folder.locked():
+        folder.open_for(load_study(file))
+
+    def unreadable(self: StudyFolder) -> list[str]:
+        raise InputError("fleets cannot be read; try again.")
+
+    monkeypatch.setattr(StudyFolder, "fleets_on_disk", unreadable)
+    said = stopped_message([folder.path])
+    assert said == "stopped; fleets cannot be read; try again. Then run the same command again to go on."
 
 
 def test_a_handler_of_the_callers_own_is_left_alone() -> None:

@@ -239,10 +239,11 @@ def _unfinished(folder: StudyFolder, fleets: Sequence[Fleet]) -> list[Fleet]:
 
 
 def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
-    """Finished means: rows that the store trusts. Others are told of and discarded."""
+    """Finished means: rows that the store trusts. Others are told of and moved aside."""
     rows = folder.rows(fleet.id)
     if isinstance(rows, Damage):
-        watcher.said(f"{folder.rows_path(fleet.id)} {rows}; that fleet is trained again.")
+        kept = "that fleet is trained again, and the file is kept as rows.damaged.jsonl"
+        watcher.said(f"{folder.rows_path(fleet.id)} {rows}; {kept}.")
         folder.discard_rows(fleet.id)
     elif rows is not None:
         folder.tidy(fleet.id)  # a process may have been killed between its last two files

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from tacit._errors import InputError
 from tacit.studies.store import Damage, StudyFolder
 from tacit.studies.words import counted
 
@@ -75,9 +76,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def stopped_message(folders: Sequence[str | Path]) -> str:
     """What these study folders hold now that the study has stopped, and how to go on."""
     stores = [StudyFolder(Path(folder)) for folder in folders]
-    fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
-    finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
-    under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
+    try:
+        fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
+        finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
+        under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
+    except InputError as unreadable:  # the study was stopped all the same, and its exit code says so
+        return f"stopped; {unreadable} Then {GO_ON}"
     kept = [counted(finished, "finished fleet")] if finished else []
     kept += [counted(under_way, "checkpoint")] if under_way else []
     if not kept:
