@@ -233,6 +233,8 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
         if drive(work / "peace", peaceful) != 0:
             raise SystemExit("the undisturbed run did not finish; nothing to compare with.")
         reference = rows_on_disk(work / "peace")
+        if sum(len(content.splitlines()) for content in reference.values()) != len(STUDY.runs):
+            raise SystemExit("the undisturbed run has not one row per run; nothing to compare with.")
         peace_seconds = time.monotonic() - began
         if "ray" in executors:
             made.cluster = start_cluster()
