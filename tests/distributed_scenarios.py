@@ -220,7 +220,6 @@ def half_precision(rank: int, world: int) -> Result:
     ddp = DDP(wide().float())
     penalty = GradientPenalty(ddp, STRENGTH, method="gram")
     optimizer, scaler = torch.optim.SGD(ddp.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(torch.ones(()))
     inputs, targets = shard(rank, world)
     half = len(inputs) // 2
     for part, context in ((slice(half), ddp.no_sync()), (slice(half, None), nullcontext())):

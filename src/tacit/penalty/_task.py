@@ -82,3 +82,4 @@ class Outcome:
     loss: Tensor
     gradient_squared_norm: Tensor
     error: float | None = None
+    checked: bool = False  # whether `gram` compared its norm with a plain one, where it was asked to

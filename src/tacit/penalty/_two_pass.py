@@ -8,6 +8,7 @@ order, for central differences) the difference of the two estimates is at least 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -122,7 +123,11 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
     """One step with distances from `distances_of(views)`, with the error estimated when `options['check']` is set."""
     views = Views(task)
     norm = views.inner_product()
-    if min(views.direction_norms(), default=0.0) == 0.0:  # a stationary point: nothing to penalise, no direction
+    lengths = views.direction_norms()
+    if not all(math.isfinite(length) for length in lengths):  # half precision overflowed, or the run has diverged:
+        views.finish([torch.full_like(leaf, math.nan) for leaf in views.leaves])  # nowhere to look, and no gradient
+        return Outcome(views.loss(), norm)
+    if min(lengths, default=0.0) == 0.0:  # a stationary point: nothing to penalise, no direction
         views.finish([torch.zeros_like(leaf) for leaf in views.leaves])
         return Outcome(views.loss(), norm, 0.0)
     distances = distances_of(views)

@@ -49,6 +49,7 @@ class FactoredSGD(torch.optim.Optimizer):
         self.model = model
         self.named = _penalised_parameters(model, ())
         self.last: PenaltyRecord | None = None
+        self._sites_checked = False
         super().__init__(
             list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
         )
@@ -66,10 +67,11 @@ class FactoredSGD(torch.optim.Optimizer):
         for name in ("lr", "weight_decay", "strength"):
             _check_number(name, group[name])
         self.zero_grad(set_to_none=True)
-        options = {"check_sites": self.last is None}
+        options = {"check_sites": not self._sites_checked}
         task = Task(self.model, self.named, (closure,), strength=float(group["strength"]), options=options)
         with torch.enable_grad(), sentences(), without_ddp():
             outcome, sites = gram.run(task, keep_factors=True)
+        self._sites_checked |= outcome.checked
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
         by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
         for site in sites:

@@ -61,10 +61,13 @@ def _directional_derivative(
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         # Batch norm writes its statistics in place, which must not land on the model's own buffers.
         buffers = {f"model.{name}": buffer.clone() for name, buffer in task.model.named_buffers()}
-        return functional_call(closed, {**parameters, **buffers}, ()).reshape(())
+        value = functional_call(closed, {**parameters, **buffers}, ()).reshape(())
+        return value if task.scale == 1 else task.scale * value
 
     with second_pass(task.model, views.starts[number], task.generators):
         gradient, derivative = jvp(grad(loss), (point,), (tangent,))[:2]
+    if task.scale != 1:
+        gradient, derivative = ({name: found[name] / task.scale for name in point} for found in (gradient, derivative))
     _check_same([gradient[name] for name in point], views.gradients[number])
     return [derivative[name] for name in point]
 

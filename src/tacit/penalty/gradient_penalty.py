@@ -125,6 +125,7 @@ class GradientPenalty:
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
         self._error: float | None = None
+        self._sites_checked = False
         self._workers = Workers(of, check=check_ranks)
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
@@ -162,7 +163,7 @@ class GradientPenalty:
         method = choose(self.method)
         strength = self._strength_now()
         check = self.steps % self.check_every == 0 if self.check_every else False
-        scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+        scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = self._micro_batches(batch)
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
@@ -182,10 +183,11 @@ class GradientPenalty:
                     generators=self.generators,
                     mean=step.mean if self.of == "global_batch" else None,
                     deliver=step.deliver if step.distributed else None,
-                    options={"central": self.central, "check": check, "check_sites": self.last is None},
+                    options={"central": self.central, "check": check, "check_sites": not self._sites_checked},
                 )
                 outcomes.append(_plain(task) if strength == 0 else method.backward(task))
         self.steps += 1
+        self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return self._record(outcomes, strength)
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
@@ -260,6 +262,13 @@ def _plain(task: Task) -> Outcome:
     factor = task.weight * task.scale
     task.finish(loss if factor == 1.0 else factor * loss)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
+
+
+def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float:
+    """What the scaler multiplies losses with; `scale`, unlike `get_scale`, also makes it ready for its `step`."""
+    if scaler is None or not scaler.is_enabled():
+        return 1.0
+    return float(scaler.scale(torch.ones((), dtype=torch.float32, device=device)))
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

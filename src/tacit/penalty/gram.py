@@ -54,6 +54,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     device = next(iter(task.parameters.values())).device.type
     views = [_capture(task, closure) for closure in task.closures]
     parameters = list(task.parameters.values())
+    checked = False
     with torch.autocast(device, enabled=False):
         norm = share = torch.zeros_like(views[0].loss)
         if task.strength:  # without a penalty one backward pass is enough, and sites need no D
@@ -64,7 +65,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
             else:
                 norm, share = _share(task, views, parameters)
             if task.options.get("check_sites") and len(views) == 1 and task.mean is None:
-                _check(views[0], parameters, norm.detach())
+                checked = _check(views[0], parameters, norm.detach(), task.scale)
         loss = torch.stack([view.loss for view in views]).mean()
         sites = [site for view in views for site in view.sites]
         factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
@@ -73,23 +74,32 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
         for site in factored:
             site.keep_factors = True
         task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
-    return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
+    outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
+    return outcome, [site for site in factored if isinstance(site, LinearSite)]
 
 
-def _check(view: View, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-    """‖∇Ĉ‖² from the sites against that of a plain backward pass: a use that no site saw cannot go unnoticed."""
+def _check(view: View, parameters: Sequence[nn.Parameter], norm: Tensor, scale: float) -> bool:
+    """‖∇Ĉ‖² from the sites against that of a plain backward pass: a use that no site saw cannot go unnoticed.
+
+    Returns whether the two could be compared. Where one is not finite the check is left to a later step: half precision
+    overflows in the first steps of a GradScaler, which expects that, and a run that diverges has no norm either.
+    """
     for site in view.sites:
         site.ordinary = lambda: True
-    with without_hooks(parameters):
-        gradients = torch.autograd.grad(view.loss, parameters, retain_graph=True, allow_unused=True)
+    with without_hooks(parameters):  # scaled as the sites' pass was, or half precision rounds the two differently
+        gradients = torch.autograd.grad(scale * view.loss, parameters, retain_graph=True, allow_unused=True)
     for site in view.sites:
         site.ordinary = lambda: False
-    plain = total(gradient.detach().float().square().sum() for gradient in gradients if gradient is not None)
+    squares = [gradient.detach().float().square().sum() for gradient in gradients if gradient is not None]
+    plain = total(squares) / scale**2
+    if not (norm.isfinite() and plain.isfinite()):
+        return False
     if not torch.isclose(norm.float(), plain, rtol=0.02):  # two roundings of half precision; a missed use is larger
         raise InputError(
             f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass {plain.item():.6g}; "
             "some use of a parameter was not seen. Use method='double_backward'."
         )
+    return True
 
 
 def plan(task: Task) -> dict[str, str]:
