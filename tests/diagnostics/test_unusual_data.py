@@ -194,7 +194,7 @@ def test_a_fused_weight_norm_is_measured_without_its_curvature() -> None:
     model = spread(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 3)))
     seen = tacit.measure(model.double(), F.cross_entropy, (INPUTS, TARGETS), learning_rate=0.1)
     assert seen.largest_eigenvalue is None
-    assert any("weight norm" in note for note in seen.notes)
+    assert any("weight_norm" in note for note in seen.notes)
 
 
 def test_the_number_of_examples_needed_is_more_than_there_were() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +13,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit import _tree
+from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 from tacit._random import generator
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
 DENSE = 20  # up to so many parameters the whole matrix is made: Lanczos needs more dimensions than eigenvalues
 GROUPS = 16  # of examples, for the interval
-# Autograd nodes through which torch returns wrong second derivatives without a word: functions marked as differentiable
-# once drop out of the sum, and the fused weight norm is off by percents.
-WRONG = {
-    "Error": "a function that can be differentiated only once",
-    "WeightNormInterface": "torch's fused weight norm; write v · g/‖v‖ out to have it",
-}
+# Through these torch returns wrong second derivatives without a word. An Error node stands for a function marked as
+# differentiable once: it drops out of the sum.
+WRONG = {**WRONG_SECOND_DERIVATIVES, "Error": "a function that can be differentiated only once"}
 
 
 def largest_eigenvalue(
@@ -86,17 +83,10 @@ def _require_second_derivatives(problem: Problem, examples: Tensor) -> None:
         gradients = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=True, materialize_grads=True, allow_unused=True
         )
-    waiting: list[Any] = [loss.grad_fn, *(gradient.grad_fn for gradient in gradients)]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        words = WRONG.get(type(node).__name__.split("Backward")[0])
+    for node in nodes(loss, *gradients):
+        words = WRONG.get(operation(node))
         if words is not None:
-            raise RuntimeError(f"torch has no right second derivatives through {words}")
-        waiting += [parent for parent, _ in node.next_functions]
+            raise RuntimeError(f"torch has no right second derivatives through {words}; write it out to have them")
 
 
 def _product(problem: Problem, examples: Tensor, direction: Mapping[str, Tensor]) -> Tensor:

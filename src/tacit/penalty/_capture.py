@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tacit._calls import EmbeddingCall, convolution_call, tensors_in
+from tacit._graph import nodes
 from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Rectify, ScalarSite, Site
 
 
@@ -136,20 +137,8 @@ def _must_run_as_it_is() -> bool:
 def leaf_uses(root: Tensor) -> dict[Tensor, int]:
     """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
     counts: dict[Tensor, int] = {}
-    for node in graph_nodes(root):
+    for node in nodes(root):
         for child, _ in node.next_functions:
             if child is not None and hasattr(child, "variable"):
                 counts[child.variable] = counts.get(child.variable, 0) + 1
     return counts
-
-
-def graph_nodes(root: Tensor) -> Iterator[Any]:
-    """Every node of the autograd graph below `root`, once."""
-    seen, waiting = set(), [root.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [child for child, _ in node.next_functions]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from tacit._errors import InputError
-from tacit.penalty._capture import graph_nodes
+from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 
 NOTHING_REACHED = (
     "the loss depends on none of the penalised parameters; expected a closure that runs the model given to the penalty."
@@ -46,19 +46,16 @@ _MESSAGES = [
      "itself and does not call backward. Return the loss and leave backward to the penalty."),
 ]  # fmt: skip
 
-# Nodes of the autograd graph whose second derivative is known to be wrong in PyTorch, not merely missing.
-_WRONG = {"WeightNormInterfaceBackward0": "weight_norm"}
-
 
 def refuse_wrong_graphs(loss: Tensor, *, exact: bool) -> None:
     """Re-entrant checkpointing leaves parameters out silently; weight_norm has a wrong second derivative."""
-    for node in graph_nodes(loss):
-        if node.name() == "CheckpointFunctionBackward":
+    for found in map(operation, nodes(loss)):
+        if found == "CheckpointFunction":
             raise InputError(_REENTRANT)
-        if exact and node.name() in _WRONG:
+        if exact and found in WRONG_SECOND_DERIVATIVES:
             raise InputError(
-                f"the model uses {_WRONG[node.name()]}, whose second derivative in PyTorch is wrong; the exact penalty "
-                "needs it. Remove it, or use method='finite_difference'."
+                f"the model uses {WRONG_SECOND_DERIVATIVES[found]}, whose second derivative is wrong; the exact "
+                "penalty needs it. Remove it, or use method='finite_difference'."
             )
 
 

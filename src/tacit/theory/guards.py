@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
+from tacit._graph import nodes, operation
 from tacit.problem import Problem
-from tacit.theory.graph import operation_names
 from tacit.theory.landscape import Landscape, view
 
 # How the names of autograd nodes begin (ClampMin, PreluKernel, MaxPool2DWithIndices), so that functional calls are seen
@@ -101,4 +101,4 @@ def operations(problem: Problem | Landscape) -> set[str]:
     leaf = w.detach().clone().requires_grad_()
     with torch.enable_grad():
         loss = scape.loss_of(leaf, scape.batches[0])
-    return operation_names(loss)
+    return {operation(node) for node in nodes(loss)}

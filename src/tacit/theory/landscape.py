@@ -10,13 +10,12 @@ from torch.func import grad, jvp, vmap
 
 from tacit import _tree
 from tacit._errors import InputError
+from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 from tacit.problem import Problem
 from tacit.theory.exact_forms import ExactForms
-from tacit.theory.graph import operation_names
 
 Field = Callable[[Tensor], Tensor]
 Parameters = Mapping[str, Tensor] | Tensor | None
-WRONG_SECOND_DERIVATIVES = {"WeightNormInterface"}
 
 
 class Landscape:
@@ -51,7 +50,7 @@ class Landscape:
         """Refuse by name what torch differentiates wrongly the second time, where no exact form took its place."""
         with torch.enable_grad():
             loss = self.loss_of(self.start.detach().clone().requires_grad_(), self.batches[0])
-        wrong = operation_names(loss) & WRONG_SECOND_DERIVATIVES
+        wrong = {operation(node) for node in nodes(loss)} & WRONG_SECOND_DERIVATIVES.keys()
         if wrong:
             raise InputError(
                 f"the loss uses {', '.join(sorted(wrong))}, whose second derivatives torch computes wrongly; expected "

@@ -1,0 +1,28 @@
+"""The autograd graph behind a tensor: its nodes, the operations they stand for, and those that torch gets wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+# Operations whose second derivative is wrong in torch 2.13, not merely missing: fused weight norm is off by percents.
+WRONG_SECOND_DERIVATIVES = {"WeightNormInterface": "torch's fused weight_norm"}
+
+
+def nodes(*roots: Tensor) -> Iterator[Any]:
+    """Every node of the graph behind the tensors, once."""
+    seen, waiting = set(), [root.grad_fn for root in roots]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [parent for parent, _ in node.next_functions]
+
+
+def operation(node: Any) -> str:
+    """The operation that a node differentiates, without torch's 'Backward0': `Relu`, `Addmm`, …"""
+    return type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?"
