@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tacit.report.settings import compared
+from tacit.report.settings import compared, planned
 from tacit.studies.costs import cost, in_digits, operations
 from tacit.studies.estimate import in_words
 from tacit.studies.library import library
-from tacit.studies.spec import LATER, RunSpec
+from tacit.studies.spec import RunSpec
 
 PAGE = Path(__file__).parent / "paper-scale.md"
 
@@ -40,12 +40,10 @@ def _device(runs: list[RunSpec] | tuple[RunSpec, ...]) -> str:
 
 def cuts() -> str:
     """One row per group of figures of the small scale that were cut in the same way."""
-    studies = library(None, "small")
+    studies = library(None, "small").values()
     found: dict[str, list[str]] = {}
-    for id in sorted({id for study in studies.values() for id in study.figures}):
-        feeding = [study for study in studies.values() if id in study.figures]
-        options = {key: value for study in feeding for key, value in study.figures[id].items()}
-        rows = [{"spec": {**LATER, **run.model_dump()}} for study in feeding for run in study.runs]
+    for id in sorted({id for study in studies for id in study.figures}):
+        rows, options = planned(id, studies)
         cut = [each for each in compared(id, rows, options=options) if each.differs]
         found.setdefault("; ".join(f"{each.name}: {each.paper} → {each.here}" for each in cut), []).append(id)
     lines = ["| figures | the paper → small |", "| --- | --- |"]

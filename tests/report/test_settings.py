@@ -11,7 +11,7 @@ from worlds import paper_world
 
 from tacit.report import Report, build_report, read_parts, render
 from tacit.report.export import figure_json
-from tacit.report.settings import Setting, compared, paper_studies
+from tacit.report.settings import Setting, compared, described, paper_studies, planned, used
 from tacit.studies.library import library
 from tacit.studies.spec import LATER, RunSpec
 
@@ -61,6 +61,31 @@ def test_a_figure_is_compared_by_the_runs_that_it_reads(quick: Report) -> None:
     assert named(quick, "3b")["length"].paper == "9,984,000, 10,000,000 updates"
     assert named(quick, "4a")["length"].paper == "400 epochs"  # not the budgets of 4c, which share its study
     assert named(quick, "3b")["batch size B"].paper == "8, 16, 32, 64"
+
+
+def test_budgets_that_not_every_n_has_are_not_those_of_7c(quick: Report, paper: Report) -> None:
+    """Figure 7b needs 1600 epochs at n = 1 and 800 at n = 2; its study is that of 7c."""
+    assert named(quick, "7c")["length"].paper == "50, 100, 200, 400 epochs"
+    (figure,) = (figure for figure in paper.figures if figure.id == "7c")
+    assert {tuple(curve.x) for curve in figure.panels[0].curves} == {(50, 100, 200, 400)}
+
+
+@pytest.mark.parametrize("world", ["quick", "paper"])
+def test_what_is_called_used_is_what_a_figure_counts(world: str, request: pytest.FixtureRequest) -> None:
+    report: Report = request.getfixturevalue(world)
+    for figure in report.figures:
+        feeding = [part for part in report.parts if figure.id in part.study.figures]
+        rows = {row["run"]: row for part in feeding for row in part.rows}.values()
+        options = {key: value for part in feeding for key, value in part.study.figures[figure.id].items()}
+        if figure.id != "1a" or "strength" in options:  # 1a without it chooses one by the results
+            assert len(used(figure.id, list(rows), options)) == figure.runs, figure.id
+
+
+def test_planned_runs_have_the_seeds_that_a_report_takes() -> None:
+    """Of the 5 seeds at B = 16 in the small 6b and 6c, the other batch sizes have 3."""
+    for id in ("6b", "6c"):
+        rows, options = planned(id, library(None, "small").values())
+        assert described(id, used(id, rows, options))["runs per point"] == "3 seeds"
 
 
 def test_a_figure_that_the_paper_does_not_have_is_compared_with_nothing(quick: Report) -> None:

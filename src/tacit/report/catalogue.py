@@ -10,11 +10,11 @@ from typing import Any
 from tacit._errors import InputError
 from tacit.report import collapse, inner_steps, orders, strengths, training
 from tacit.report.figure import Figure
-from tacit.report.files import NAME
 from tacit.report.generic import generic_figure
 from tacit.report.quotes import QUOTES
-from tacit.report.selection import MissingRowsError, Source
-from tacit.report.settings import compared
+from tacit.report.selection import MissingRowsError, Source, unshared_seeds
+from tacit.report.settings import compared, used
+from tacit.studies.spec import NAME
 from tacit.studies.store import StudyFolder, read_rows
 from tacit.studies.study import Study
 from tacit.studies.summary import Row
@@ -160,8 +160,9 @@ def _with_twin(figure: Figure, twin: str | None) -> Figure:
 
 
 def _build(id: str, parts: Sequence[Part]) -> Figure:
-    rows = list({row["run"]: row for part in parts for row in part.rows}.values())
-    rows, left_out = _of_shared_seeds(rows, parts)
+    whole = list({row["run"]: row for part in parts for row in part.rows}.values())
+    unshared = unshared_seeds([part.study for part in parts])
+    rows = [row for row in whole if row["spec"]["seed"] not in unshared]
     if not rows:
         raise MissingRowsError("needs rows; no run has finished yet.")
     options: dict[str, Any] = {}
@@ -175,21 +176,9 @@ def _build(id: str, parts: Sequence[Part]) -> Figure:
     if id not in CATALOGUE:
         return generic_figure(id, source)
     made, said = CATALOGUE[id].build(source), QUOTES[id]
+    left_out = sum(row["spec"]["seed"] in unshared for row in used(id, whole, options))
     if left_out:
-        made = replace(made, caption=f"{made.caption} {left_out}")
+        words = f"{left_out} runs of seeds that not every study of this figure has are left out."
+        made = replace(made, caption=f"{made.caption} {words}")
     verdict = made.verdict and replace(made.verdict, quote=said.text, where=said.where)
     return replace(made, verdict=verdict, settings=compared(id, rows, options=options))
-
-
-def _of_shared_seeds(rows: list[Row], parts: Sequence[Part]) -> tuple[list[Row], str]:
-    """The rows of seeds that all studies of a figure planned, and a sentence if that leaves some out.
-
-    The best 4 of 5 runs lie above the mean of 3, whatever was trained: points of one figure need equal numbers of runs.
-    What was planned decides, so that an unfinished study leaves nothing out.
-    """
-    planned = [frozenset(run.seed for run in part.study.runs) for part in parts]
-    shared = frozenset.intersection(*planned)
-    if len(shared) < 2 or all(seeds == shared for seeds in planned):
-        return rows, ""
-    kept = [row for row in rows if row["spec"]["seed"] in shared]
-    return kept, f"{len(rows) - len(kept)} runs of seeds that not every study of this figure has are left out."

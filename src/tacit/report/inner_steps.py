@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tacit.report import verdict as rules
 from tacit.report.collapse import BARE, CONSTANT, DECAY, N_STEP, at_epochs, at_updates
 from tacit.report.figure import Curve, Figure, Panel, Point, all_count, caption, make_points, percent, power
-from tacit.report.selection import MissingRowsError, Source, alike, plain
+from tacit.report.selection import MissingRowsError, Source, alike, plain, shared_budgets
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, both, points, within
 from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, score_cell, scores
@@ -88,12 +89,15 @@ def figure_4b(source: Source) -> Figure:
 
 
 # -- over epoch budgets -----------------------------------------------------------------------------------------------
+OVER_BUDGETS = "The highest test accuracy over the bare rates tried, against the numbers of epochs that every n has"
+
+
 def budget_curves(source: Source) -> tuple[Curve, ...]:
     """For every n, the highest test accuracy over α against the number of epochs."""
     curves = []
     for (n,), rows in group(source.rows, "inner_steps").items():
         made: list[Point] = []
-        for (epochs,), budget in group([row for row in rows if row["spec"]["epochs"]], "epochs").items():
+        for (epochs,), budget in group(rows, "epochs").items():
             cells = [(alpha, cell) for alpha, cell in _by_rate(budget)]
             points_, _ = make_points(cells, score=source.score, best=source.best)
             winner = max(points_, key=lambda point: point.summary.value)
@@ -109,14 +113,18 @@ def _by_rate(rows: Sequence[Row]) -> list[tuple[float, list[Row]]]:
     return sorted(found.items())
 
 
-def budget_rows(source: Source, protocol: dict[str, Any]) -> list[Row]:
-    rows = [row for row in source.rows if row["spec"]["epochs"] is not None]
-    return alike(rows, varying=(*N_STEP, "epochs"), length=None, **protocol)
+def at_shared_budgets(source: Source, protocol: dict[str, Any]) -> Source:
+    """The runs without penalty at the epoch budgets that every n has."""
+    shared = shared_budgets(plain(source).rows)
+    if not shared:
+        raise MissingRowsError("needs an epoch budget at which every n was run; the rows at hand have none.")
+    rows = [row for row in plain(source).rows if row["spec"]["epochs"] in shared]
+    return replace(source, rows=alike(rows, varying=(*N_STEP, "epochs"), length=None, **protocol))
 
 
 def figure_4c(source: Source) -> Figure:
-    source = plain(source)
-    rows = budget_rows(source, DECAY)
+    source = at_shared_budgets(source, DECAY)
+    rows = list(source.rows)
     best = highest(source, _tuned(source))
     lost = drop(source, best)
     steps = sorted(best)
@@ -133,26 +141,16 @@ def figure_4c(source: Source) -> Figure:
         rule=rules.gain_rule(),
         outcome=above(lost, rules.MATERIAL),
     )
-    says = "The highest test accuracy over the bare rates tried, against the number of epochs, with the paper's decay."
+    says = f"{OVER_BUDGETS}, with the paper's decay."
     panel = Panel(budget_curves(source), "epochs", TEST)
     return figure("4c", "n-step SGD over epoch budgets", (panel,), verdict, caption(source, rows, says=says), rows)
 
 
-def shared_budgets(source: Source) -> list[int]:
-    """Numbers of epochs at which every n was run: tuning over others would favour the n that has them."""
-    budgets = [{row["spec"]["epochs"] for row in rows} for rows in group(source.rows, "inner_steps").values()]
-    shared = sorted(epochs for epochs in set.intersection(*budgets) if epochs is not None)
-    if not shared:
-        raise MissingRowsError("needs an epoch budget at which every n was run; the rows at hand have none.")
-    return shared
-
-
 def _tuned(source: Source) -> list[Row]:
-    """For every n, the runs of the shared epoch budget in which it gets highest."""
+    """For every n, the runs of the epoch budget in which it gets highest."""
     chosen: list[Row] = []
-    allowed = shared_budgets(source)
     for rows in group(source.rows, "inner_steps").values():
-        budgets = group([row for row in rows if row["spec"]["epochs"] in allowed], "epochs")
+        budgets = group(rows, "epochs")
         reached = {key: highest(source, budget) for key, budget in budgets.items()}
         winner = max(reached, key=lambda key: max(summary_of(source, runs) for _, runs in reached[key].values()))
         chosen += budgets[winner]
@@ -160,12 +158,12 @@ def _tuned(source: Source) -> list[Row]:
 
 
 def figure_7c(source: Source) -> Figure:
-    source = plain(source)
-    rows = budget_rows(source, CONSTANT)
+    source = at_shared_budgets(source, CONSTANT)
+    rows = list(source.rows)
     curves = budget_curves(source)
     found: dict[tuple[int, int], Interval] = {}
-    for epochs in shared_budgets(source):
-        best = highest(source, source.where(epochs=epochs))
+    for (epochs,), budget in group(rows, "epochs").items():
+        best = highest(source, budget)
         found.update({(epochs, n): drop(source, best, to=n) for n in sorted(best)[1:]})
     if not found:
         raise MissingRowsError("needs at least two values of inner_steps; the rows at hand have fewer.")
@@ -181,7 +179,7 @@ def figure_7c(source: Source) -> Figure:
         f"±{100 * rules.ALIKE:.0f} points; disagrees if one lies outside",
         outcome=both(*[within(lost, rules.ALIKE) for lost in found.values()]),
     )
-    says = "The highest test accuracy over the bare rates tried, against the number of epochs, at constant rates."
+    says = f"{OVER_BUDGETS}, at constant rates."
     panel = Panel(curves, "epochs", TEST)
     return figure(
         "7c", "n-step SGD over epoch budgets, appendix D", (panel,), verdict, caption(source, rows, says=says), rows

@@ -10,7 +10,8 @@ import numpy as np
 
 from tacit._errors import InputError
 from tacit.report.verdict import LEARNED
-from tacit.studies.summary import Row, scores
+from tacit.studies.study import Study
+from tacit.studies.summary import Row, group, scores
 
 Spec = Mapping[str, Any]
 
@@ -162,3 +163,31 @@ def small_rate(rows: Sequence[Row]) -> float:
     if not rates:
         raise MissingRowsError("needs runs with a strength λ > 0; the rows at hand have none.")
     return float(max(set(rates), key=lambda rate: (rates.count(rate), -rate)))
+
+
+def shared_strength(rows: Sequence[Row]) -> float:
+    """The λ > 0 that was run at the most learning rates."""
+    rates: dict[float, set[float]] = {}
+    for row in rows:
+        if row["spec"]["strength"] > 0:
+            rates.setdefault(row["spec"]["strength"], set()).add(row["spec"]["learning_rate"])
+    if not rates:
+        raise MissingRowsError("needs runs with a strength λ > 0; the rows at hand have none.")
+    return max(rates, key=lambda strength: len(rates[strength]))
+
+
+def shared_budgets(rows: Sequence[Row]) -> list[int]:
+    """Numbers of epochs at which every n was run: tuning over others would favour the n that has them."""
+    budgets = [{row["spec"]["epochs"] for row in of_n} for of_n in group(rows, "inner_steps").values()]
+    return sorted(set.intersection(*budgets) - {None}) if budgets else []
+
+
+def unshared_seeds(studies: Sequence[Study]) -> frozenset[int]:
+    """Seeds that some studies of a figure planned and others did not; none where that would leave fewer than two.
+
+    The best 4 of 5 runs lie above the mean of 3, whatever was trained: points of one figure need equal numbers of runs.
+    What was planned decides, so that an unfinished study leaves nothing out.
+    """
+    planned = [frozenset(run.seed for run in study.runs) for study in studies]
+    shared = frozenset.intersection(*planned) if planned else frozenset()
+    return frozenset().union(*planned) - shared if len(shared) > 1 else frozenset()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from tacit._errors import InputError
 from tacit.report.figure import power, seeds_text
-from tacit.report.selection import epochs_of, planned_updates, small_rate
+from tacit.report.selection import (
+    epochs_of,
+    planned_updates,
+    shared_budgets,
+    shared_strength,
+    small_rate,
+    unshared_seeds,
+)
 from tacit.studies.datasets import DATASETS
 from tacit.studies.library import library
-from tacit.studies.spec import LATER
+from tacit.studies.spec import LATER, number
 from tacit.studies.study import Study
 from tacit.studies.summary import Row
 
@@ -21,9 +28,10 @@ SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of t
 AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips"}
 # Studies are shared: which of their runs a figure reads, where it is not all of them.
 PLAIN = ("2a", "3a", "4a", "4b", "4c", "6b", "7a", "7b", "7c", "orders")
-PENALISED = ("3b", "6c")
+PENALIZED = ("3b", "6c")
 AT_A_SMALL_RATE = ("1a", "1b", "1c", "3b", "5a", "5b", "6a", "6c")
 FIXED_UPDATES = ("3b", "4b", "6c", "7b")
+OVER_BUDGETS = ("4c", "7c")
 
 
 @dataclass(frozen=True)
@@ -60,24 +68,46 @@ def paper_studies() -> tuple[Study, ...]:
 
 def paper_rows(id: str) -> tuple[tuple[Row, ...], dict[str, Any]]:
     """The runs of a figure in the study files of the paper's scale, as rows without results, and its options."""
-    feeding = [study for study in paper_studies() if id in study.figures]
-    runs = {run.hash: run for study in feeding for run in study.runs}
+    return planned(id, paper_studies())
+
+
+def planned(id: str, studies: Iterable[Study]) -> tuple[tuple[Row, ...], dict[str, Any]]:
+    """The runs of a figure in some study files, of the seeds that a report takes, without results; and its options."""
+    feeding = [study for study in studies if id in study.figures]
+    left_out = unshared_seeds(feeding)
+    runs = {run.hash: run for study in feeding for run in study.runs if run.seed not in left_out}
     options = {key: value for study in feeding for key, value in study.figures[id].items()}
     return tuple({"spec": {**LATER, **run.model_dump()}} for run in runs.values()), options
 
 
 def used(id: str, rows: Sequence[Row], options: Mapping[str, Any]) -> list[Row]:
-    """Those of the rows at hand that the figure reads."""
-    found = list(rows)
-    if id in PLAIN:
-        found = [row for row in found if row["spec"]["strength"] == 0]
-    if id in PENALISED:
-        found = [row for row in found if row["spec"]["strength"] > 0]
+    """Those of the rows at hand that the figure reads.
+
+    Figure 1a takes the strength with the best results unless its study names one; here it has all of them then.
+    """
+    plain = [row for row in rows if row["spec"]["strength"] == 0]
+    penalized = [row for row in rows if row["spec"]["strength"] > 0]
+    if id in AT_A_SMALL_RATE and penalized:
+        small = small_rate(penalized)
+        penalized = _having(penalized, "learning_rate", small)
+        plain = _having(plain, "learning_rate", small) if id == "1a" else plain
+    if id == "1a" and "strength" in options:
+        penalized = _having(penalized, "strength", number(options["strength"]))
+    if id == "2b" and penalized:
+        penalized = _having(penalized, "strength", shared_strength(penalized))
+    found = [*([] if id in PENALIZED else plain), *([] if id in PLAIN else penalized)]
     if "epochs" in options:
         found = [row for row in found if epochs_of(row) == options["epochs"]]
     if "updates" in options:
         found = [row for row in found if planned_updates(row) == options["updates"]]
+    if id in OVER_BUDGETS:
+        shared = shared_budgets(found)
+        found = [row for row in found if row["spec"]["epochs"] in shared]
     return found
+
+
+def _having(rows: Sequence[Row], key: str, value: Any) -> list[Row]:
+    return [row for row in rows if row["spec"][key] == value]
 
 
 def described(id: str, rows: Sequence[Row]) -> dict[str, str]:

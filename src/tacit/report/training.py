@@ -6,7 +6,7 @@ import numpy as np
 
 from tacit.report import verdict as rules
 from tacit.report.figure import Curve, Figure, Panel, all_count, caption, log_curve, percent, power, score_curve
-from tacit.report.selection import SGD, VARIABLES, MissingRowsError, Source, alike, need, small_rate
+from tacit.report.selection import SGD, VARIABLES, Source, alike, need, shared_strength, small_rate
 from tacit.report.strengths import caption_of_all, figure, log_fall, optima, rate_curve, strength_curve, sweeps
 from tacit.report.verdict import Verdict, above, points, within
 from tacit.studies.summary import Interval, Row, ensemble, repeated, score_cell
@@ -76,7 +76,7 @@ def figure_2a(source: Source) -> Figure:
 
 # -- 2b ---------------------------------------------------------------------------------------------------------------
 def figure_2b(source: Source) -> Figure:
-    strength = _shared_strength(source)
+    strength = shared_strength(source.rows)
     with_penalty = need(source.where(strength=strength), "learning rates at one λ > 0", points=3, key="learning_rate")
     without = need(source.where(strength=0.0), "learning rates at λ = 0", points=3, key="learning_rate")
     rows = alike([*with_penalty, *without], varying=("learning_rate", "strength"), **SGD)
@@ -114,16 +114,6 @@ def figure_2b(source: Source) -> Figure:
     return figure(
         "2b", "Large rates help less with a penalty", (panel,), verdict, caption(source, rows, says=says), rows
     )
-
-
-def _shared_strength(source: Source) -> float:
-    """The λ > 0 that was run at the most learning rates."""
-    rates: dict[float, set[float]] = {}
-    for row in source.where(strength=lambda value: value > 0):
-        rates.setdefault(row["spec"]["strength"], set()).add(row["spec"]["learning_rate"])
-    if not rates:
-        raise MissingRowsError("needs runs with a strength λ > 0; the rows at hand have none.")
-    return max(rates, key=lambda strength: len(rates[strength]))
 
 
 # -- 5a, 5b -----------------------------------------------------------------------------------------------------------
