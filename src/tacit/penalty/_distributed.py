@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from tacit._calls import tensors_in
 from tacit._errors import InputError
 from tacit.penalty._wrappers import in_a_group, refuse_settings
 
@@ -322,10 +323,4 @@ def _number(bits: int) -> float:
 
 def lengths(value: Any) -> Iterator[int]:
     """The lengths of the tensors in nested arguments."""
-    if isinstance(value, Tensor) and value.dim():
-        yield len(value)
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from lengths(entry)
-    elif isinstance(value, dict):
-        yield from lengths(list(value.values()))
+    return (len(tensor) for tensor in tensors_in(value) if tensor.dim())

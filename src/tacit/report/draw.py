@@ -65,12 +65,8 @@ def write_figure(figure: Figure, path: Path) -> None:
         handles = [_handle(curve) for curve in shown.values()]
         columns = min(3 if len(figure.panels) > 1 else 2, len(handles))  # more would be cut off at a panel's edges
         drawing.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-        drawing.suptitle(f"{_name(figure)} · {figure.title}", fontsize=11)
+        drawing.suptitle(f"{figure.name} · {figure.title}", fontsize=11)
         write_file(path, _saved(drawing, path.suffix.removeprefix(".")))
-
-
-def _name(figure: Figure) -> str:
-    return f"Figure {figure.id}" if figure.id[:1].isdigit() else figure.id.capitalize()
 
 
 # -- one panel --------------------------------------------------------------------------------------------------------

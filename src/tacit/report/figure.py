@@ -75,6 +75,11 @@ class Figure:
     diverged: int
     settings: tuple[Setting, ...] = ()  # of its runs, beside the paper's
 
+    @property
+    def name(self) -> str:
+        """What it is called: "Figure 1b"; one that the paper has no number for, by its id."""
+        return f"Figure {self.id}" if self.id[:1].isdigit() else self.id.capitalize()
+
 
 def make_points(
     cells: Sequence[tuple[float, Sequence[Row]]],

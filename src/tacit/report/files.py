@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 from pathlib import Path
 
 from tacit._errors import InputError
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")  # that of a study
 
 
 def write_file(path: Path, content: bytes) -> Path:

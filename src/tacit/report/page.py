@@ -51,10 +51,6 @@ def outcome_counts(report: Report) -> dict[str, int]:
     return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
-def name_of(figure: Figure) -> str:
-    return f"Figure {figure.id}" if figure.id[:1].isdigit() else figure.id.capitalize()
-
-
 def _title(report: Report) -> str:
     datasets = sorted({row["spec"]["dataset"] for row in report.rows.values()})
     names = [DATASET_NAMES.get(name, name) for name in datasets or ["no data"]]
@@ -92,7 +88,7 @@ def _notes(report: Report) -> list[str]:
 def _shown(figure: Figure) -> dict[str, Any]:
     return {
         "id": figure.id,
-        "name": name_of(figure),
+        "name": figure.name,
         "title": figure.title,
         "verdict": figure.verdict,
         "caption": figure.caption,
