@@ -25,7 +25,7 @@ class Recorder:
     `window` steps: minibatch gradients of size B, and their mean, a gradient of size window·B. From the squared norms
     of the two sizes (Eq. 22 with B and window·B)
 
-        Γ = (q_B − q_mean) / (1/B − 1/(window·B)),     ‖∇C‖² = q_B − (1/B − 1/N) N/(N−1) Γ,     C_reg(B) = q_B/4
+        Γ = (N−1)/N (q_B − q_mean) / (1/B − 1/(window·B)),   ‖∇C‖² = q_B − (1/B − 1/N) N/(N−1) Γ,   C_reg(B) = q_B/4
 
     No extra pass, one extra gradient in memory. Cheap and rough: parameters move within the window, which a full
     measurement (`full`: at which steps; it needs `loss_fn` and `dataset`, and takes `sample` examples) does not suffer.
