@@ -174,7 +174,7 @@ def train(
         {
             "seed": seed,
             "final_test_accuracy": final[run],
-            "best_test_accuracy": max(row[run] for row in seen),
+            "best_test_accuracy": max(final[run], *[row[run] for row in seen]),  # the end may be none of them
             "final_train_accuracy": trained[run],
             "diverged": not finite[run],
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -168,3 +169,10 @@ def test_a_measurement_is_left_as_it_was() -> None:
     copy = replace(point)
     tacit.match(point, **MOVE)
     assert point == copy
+
+
+def test_the_best_accuracy_of_a_stored_run_is_not_below_that_at_its_end() -> None:
+    stored = Path(__file__).parents[2] / "benchmarks" / "results" / "advice.jsonl"
+    runs = [row for row in map(json.loads, stored.read_text().splitlines()) if row["kind"] in ("run", "tuning")]
+    assert runs
+    assert [row for row in runs if row["best_test_accuracy"] < row["final_test_accuracy"]] == []
