@@ -15,6 +15,15 @@ MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 RESULTS = ROOT / "docs" / "results"
 IMAGES = {"cifar10-small": "CIFAR-10", "fashion-mnist-small": "Fashion-MNIST"}
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
+# Products per linear layer, and whether the gradient is exact.
+METHODS = {
+    "FactoredSGD": ("6, and the update is one more of rank 2B in place", "yes"),
+    "gram": ("6 where rows are few, 9 elsewhere", "yes"),
+    "double_backward": ("9", "yes"),
+    "forward_over_reverse": ("9 to 12", "yes"),
+    "finite_difference": ("6 (9 with `central=True`)", "no"),
+    "ascent": ("6", "to first order in λ"),
+}
 TASKS = {"mnist1d": "MNIST-1D", "fashion": "Fashion-MNIST"}
 ARMS = {
     "small": "small batch, tuned rate",
@@ -54,6 +63,18 @@ def costs() -> str:
             cells.append(cell)
         lines.append(f"| {model['title']} | " + " | ".join(cells) + " |")
     lines += ["", "Time, (memory) as multiples of plain. The last two are approximations, the others exact."]
+    return "\n".join(lines)
+
+
+def methods() -> str:
+    """One row per method: what it computes, and its stored peak memory on the paper's MLP."""
+    (model,) = (model for model in json.loads(BENCH.read_text())["models"] if model["name"] == "mlp-4096-b16")
+    peaks = {row["step"]: f"{row['peak_times_plain']:.2f}" for row in model["rows"]}
+    lines = [
+        "| method | products per linear layer | exact | peak memory, x plain¹ |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| `{name}` | {products} | {exact} | {peaks[name]} |" for name, (products, exact) in METHODS.items()]
     return "\n".join(lines)
 
 
@@ -165,13 +186,14 @@ def measuring() -> str:
     threads = stored["threads"]
     threads = f"{threads} thread" if threads == 1 else f"{threads} threads"
     rounds = max(case["rounds"] for case in stored["cases"].values())
-    lines += ["", f"Time, (peak memory) as multiples of a plain gradient pass in the same run: {threads}, medians of "
-              f"{rounds} rounds."]  # fmt: skip
+    taken = "one round" if rounds == 1 else f"medians of {rounds} rounds"
+    lines += ["", f"Time, (peak memory) as multiples of a plain gradient pass in the same run: {threads}, {taken}."]
     return "\n".join(lines)
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"costs": costs, "advice": advice, "verdicts": verdicts, "images": verdicts_on_images},
+    "docs/choosing-a-method.md": {"methods": methods},
     "docs/diagnostics.md": {
         "measuring": measuring,
         "advice-mnist1d": lambda: advice_in_full("mnist1d"),
