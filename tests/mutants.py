@@ -519,6 +519,58 @@ MUTANTS: tuple[Mutant, ...] = (
         "{' '.join(words)}",
         "studies/test_slurm.py",
     ),
+    mutant(
+        "machines with other versions are mixed in",
+        "studies/ray_executor.py",
+        "if theirs.get(name) != ours[name]]",
+        "if False]",
+        "studies/test_ray_executor.py::test_a_machine_with_another_torch_is_refused",
+    ),
+    mutant(
+        "a Ray worker holds checkpoints without end",
+        "studies/ray_worker.py",
+        "queue.Queue(maxsize=UNREAD)",
+        "queue.Queue()",
+        "studies/test_ray_executor.py::test_a_worker_waits_when_nobody_fetches_and_loses_nothing",
+    ),
+    # -- workers with a model each ------------------------------------------------------------------------------------
+    mutant(
+        "the global batch's gradient is a sum over workers",
+        "penalty/_distributed.py",
+        "flat /= self._world()",
+        "flat /= 1",
+        "penalty/test_distributed.py",
+    ),
+    mutant(
+        "a later pass of a step replaces an earlier one",
+        "penalty/_distributed.py",
+        "gradient if known is None else known + gradient",
+        "gradient",
+        "penalty/test_distributed.py",
+    ),
+    mutant(
+        "uneven batches pass",
+        "penalty/_distributed.py",
+        "if len(set(fingerprints)) > 1:",
+        "if False:",
+        "penalty/test_distributed_faults.py",
+    ),
+    # -- figures of the paper's scale ---------------------------------------------------------------------------------
+    mutant(
+        "whole batches make 6400 epochs another length than 10 million steps",
+        "report/selection.py",
+        "SAME_LENGTH = 0.005",
+        "SAME_LENGTH = 0.001",
+        "studies/test_paper_studies.py",
+        "report",
+    ),
+    mutant(
+        "figure 3b takes runs without a penalty",
+        "report/settings.py",
+        'PENALIZED = ("3b", "6c")',
+        "PENALIZED = ()",
+        "report/test_settings.py",
+    ),
 )
 
 
