@@ -151,6 +151,20 @@ def test_a_handler_of_the_callers_own_is_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_sigterm_stays_sigterm_when_a_library_makes_a_ctrl_c_of_it() -> None:
+    def waits_like_ray() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(Terminated), terminable():
+        waits_like_ray()
+    with pytest.raises(KeyboardInterrupt) as stopped, terminable():
+        signal.raise_signal(signal.SIGINT)
+    assert not isinstance(stopped.value, Terminated)
+
+
 def test_what_is_under_way_is_finished_before_a_signal_is_heard() -> None:
     done: list[int] = []
 

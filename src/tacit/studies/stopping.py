@@ -32,9 +32,20 @@ def terminable() -> Iterator[None]:
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _raise)
+    heard = False
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard = True
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
+    except KeyboardInterrupt:
+        if heard:  # Ray, while it waits, turns whatever a handler raises into a KeyboardInterrupt
+            raise Terminated from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -67,10 +78,6 @@ def uninterrupted() -> Iterator[None]:
         restore()
     for heard in waiting:
         signal.raise_signal(heard)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 def stopped_message(folders: Sequence[str | Path]) -> str:
