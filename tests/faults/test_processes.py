@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 
+from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 from tacit.studies import runner
 from tacit.studies.datasets import Data
 from tacit.studies.executors import LocalExecutor, _Process
