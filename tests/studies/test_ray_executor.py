@@ -23,7 +23,7 @@ from tacit.studies.datasets import Data
 from tacit.studies.packing import pack
 from tacit.studies.provenance import provenance
 from tacit.studies.ray_executor import RayExecutor, _Actor, _ending
-from tacit.studies.ray_session import RaySession, import_ray, loopback_only, remove_leftovers, store_bytes
+from tacit.studies.ray_session import RaySession, _ask, import_ray, loopback_only, remove_leftovers, store_bytes
 from tacit.studies.ray_worker import UNREAD, QueuePipe
 from tacit.studies.runner import Watcher
 from tacit.studies.stopping import Terminated
@@ -216,7 +216,7 @@ def start(file: Path, folder: Path, cluster: Any) -> subprocess.Popen[str]:
 
 
 def test_a_refusal_leaves_no_connection_behind(cluster: Any) -> None:
-    with pytest.raises(InputError, match="the Ray cluster has no GPU"):
+    with pytest.raises(InputError, match="Ray finds no GPU"):
         RayExecutor(1, address=cluster.address, device="cuda")
     assert not import_ray().is_initialized()
 
@@ -231,7 +231,7 @@ def test_a_closed_executor_does_not_start_another_ray(study: Study, cluster: Any
 
 def test_the_drivers_variables_reach_the_workers(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACIT_DEVICE", "cuda:0")
-    with pytest.raises(InputError, match="the Ray cluster has no GPU"):
+    with pytest.raises(InputError, match="Ray finds no GPU"):
         RayExecutor(1, address=cluster.address)
     monkeypatch.setenv("TACIT_DEVICE", "cpu")
     with RayExecutor(1, address=cluster.address) as executor:
@@ -350,6 +350,7 @@ def test_an_address_where_nobody_answers_is_a_sentence(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuses)
+    monkeypatch.setattr("tacit.studies.ray_session._ask", lambda address: None)
     with pytest.raises(InputError, match=r"answers at 'auto': Could not read the cluster\. Start"):
         RaySession("auto", cpus=1)
 
@@ -366,6 +367,26 @@ def test_a_silent_address_is_refused_before_ray_asks_it_for_minutes(host: str, m
     with pytest.raises(InputError, match=rf"no Ray cluster answers at '{host}:{port}'"):
         RaySession(f"{host}:{port}", cpus=1)
     assert not asked
+
+
+def test_an_address_that_takes_a_call_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray would ask for minutes"))
+    monkeypatch.setattr("tacit.studies.ray_session.CONNECT_SECONDS", 2.0)
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(InputError, match=rf"no Ray cluster answers at '{address}': no answer within 2 s"):
+            RaySession(address, cpus=1)
+
+
+def test_a_cluster_that_wants_another_token_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray 2.60 writes when the token is missing or wrong."""
+    refusal = "raise AuthenticationError('Unauthenticated: InvalidAuthToken')"
+    monkeypatch.setattr("tacit.studies.ray_session.PROBE", f"class AuthenticationError(Exception): ...\n{refusal}")
+    with pytest.raises(PermissionError, match="it wants another token; set RAY_AUTH_TOKEN"):
+        _ask("head:6379")
 
 
 def test_sigterm_while_ray_starts_is_the_studys_own_end(monkeypatch: pytest.MonkeyPatch) -> None:

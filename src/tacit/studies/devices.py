@@ -55,12 +55,12 @@ def _named(wanted: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in KINDS:
-        raise InputError(f"TACIT_DEVICE is {wanted!r}; expected auto, {', '.join(KINDS)} or a numbered one as cuda:0.")
+        raise InputError(f"the device is {wanted!r}; expected auto, {', '.join(KINDS)} or a numbered one as cuda:0.")
     if not available(device.type):
         raise InputError(
-            f"TACIT_DEVICE is {wanted!r} and this machine has none that torch can use; "
+            f"the device is {wanted!r} (--device or TACIT_DEVICE) and torch finds none on this machine; "
             f"use auto or {', '.join(kind for kind in KINDS if available(kind))}."
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"TACIT_DEVICE is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices.")
+        raise InputError(f"the device is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices.")
     return device

@@ -60,24 +60,25 @@ def machine_memory() -> float:
         return math.inf
 
 
-def refuse_too_big(fleets: Sequence[Fleet]) -> None:
+def refuse_too_big(fleets: Sequence[Fleet], *, name: str) -> None:
     """InputError for a study that cannot fit into the memory of this machine."""
     most = max(map(memory, fleets), default=0.0)
     if most > machine_memory():
         raise InputError(
-            f"a fleet of this study needs at least {most / 1e9:,.0f} GB and this machine has "
+            f"a fleet of the study {name} needs at least {most / 1e9:,.0f} GB and this machine has "
             f"{machine_memory() / 1e9:,.0f} GB; use a smaller width, depth or batch_size."
         )
 
 
-def refuse_absurd(fleets: Sequence[Fleet], *, workers: int) -> None:
+def refuse_absurd(fleets: Sequence[Fleet], *, name: str, workers: int) -> None:
     """InputError for a study that cannot fit into this machine, or that would take longer than a year on it."""
-    refuse_too_big(fleets)
+    refuse_too_big(fleets, name=name)
     seconds = expected_seconds(fleets, workers=workers, rate=stored_rate(workers) or DEFAULT_RATE) if fleets else 0.0
     if seconds > YEAR:
         raise InputError(
-            f"this study would take about {in_words(seconds)} on {workers} workers of this machine; expected less "
-            "than a year: use a GPU (--device cuda), a cluster (--executor ray), or fewer runs, epochs or evaluations."
+            f"the study {name} would take about {in_words(seconds)} on {workers} workers of this machine; expected "
+            "less than a year: use a GPU (--device cuda), a cluster (--executor ray), or fewer runs, epochs or "
+            "evaluations."
         )
 
 

@@ -112,7 +112,7 @@ class RayExecutor(WorkerPool):
     def _gpus_of_a_worker(self, share: float) -> float:
         has_gpus = self._ray.cluster_resources().get("GPU", 0) > 0
         if self.device == "cuda" and not has_gpus:
-            raise InputError("device='cuda': the Ray cluster has no GPU; start a node with --num-gpus, or use auto.")
+            raise InputError("device='cuda': Ray finds no GPU; start a node with --num-gpus, or use auto.")
         return share if has_gpus and self.device in (None, "auto", "cuda") else 0.0
 
     def _room(self) -> int:

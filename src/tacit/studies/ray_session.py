@@ -6,10 +6,13 @@ Nothing is reported to anyone, no dashboard is started, and what this process st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ from tacit.studies.stopping import Terminated
 INSTALL = 'pip install "tacit[ray]"'
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
 PREFIX = "tacit-ray-"
-CONNECT_SECONDS = 10.0  # Ray itself asks a silent address for a quarter of an hour
+CONNECT_SECONDS = 20.0  # Ray itself asks a silent address for a quarter of an hour
 STARTS = 3  # Ray gives itself 30 seconds to start, which a busy machine may need more than once
 
 
@@ -59,6 +62,12 @@ class RaySession:
     def _connect(self, address: str) -> None:
         try:
             self._call(address)
+            try:
+                _ask(address)
+            except PermissionError:
+                if not _show_token():
+                    raise
+                _ask(address)
             self.ray.init(address=address, **_quiet())
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -116,6 +125,48 @@ class RaySession:
                 self.folder = None
 
 
+# Ray's own call cannot be given up, so a process that can be ended makes it first. In another version of Ray these
+# names may be gone: then nothing is asked.
+PROBE = """
+import sys
+try:
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient
+except ImportError:
+    sys.exit(0)
+GcsClient(address=canonicalize_bootstrap_address(sys.argv[1])).internal_kv_get(b"tacit", None)
+"""
+
+
+def _ask(address: str) -> None:
+    """OSError with a few words unless a Ray head answers there within seconds; PermissionError if it refuses us."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", PROBE, address], capture_output=True, text=True, timeout=CONNECT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"no answer within {CONNECT_SECONDS:.0f} s") from None
+    if asked.returncode == 0:
+        return
+    if "Unauthenticated" in asked.stderr or "AuthenticationError" in asked.stderr:
+        raise PermissionError("it wants another token; set RAY_AUTH_TOKEN to the cluster's (`ray get-auth-token`)")
+    lines = [line for line in asked.stderr.splitlines() if line.strip() and not line.startswith((" ", "["))]
+    raise OSError(lines[-1].partition(": ")[2] or lines[-1] if lines else "no answer")
+
+
+def _show_token() -> bool:
+    """Whether there is a token to show. `ray start` asks for one if it finds one; `ray.init` shows none unasked."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+    except ImportError:
+        return False
+    before, setup.logger.disabled = setup.logger.disabled, True
+    try:
+        return "RAY_AUTH_MODE" not in os.environ and setup.maybe_enable_token_auth_if_token_available()
+    finally:
+        setup.logger.disabled = before
+
+
 def import_ray() -> ModuleType:
     """The module, or a sentence that says how to get it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: nothing is sent to anyone
@@ -148,8 +199,6 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def _quiet() -> dict[str, Any]:
-    import logging
-
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 

@@ -43,6 +43,7 @@ class Plan:
     workers: int
     seconds: float
     rough: bool = False  # the rate is a guess: nothing was measured yet, or could be
+    guessed: bool = False  # nobody asked the workers: each is taken to be as fast as a core of this machine
     here: bool = False  # the time is for cores of this machine, which begin nothing that takes more than a year
 
     @property
@@ -57,6 +58,7 @@ class Plan:
             text += f", {len(self.finished)} finished"
         about = "roughly" if self.rough else "about"
         text += f", {about} {estimate.in_words(self.seconds)} on {counted(self.workers, 'worker')}"
+        text += ", each as fast as a core of this machine" if self.guessed else ""
         return f"{text}\n{self._elsewhere()}" if self.seconds > DAY else text
 
     @property
@@ -125,7 +127,7 @@ def run(
     try:
         fleets = tuple(pack(study.runs))
         if not elsewhere:
-            estimate.refuse_absurd(_unfinished(folder, fleets), workers=workers or cores())
+            estimate.refuse_absurd(_unfinished(folder, fleets), name=study.name, workers=workers or cores())
         with terminable(), folder.locked(), contextlib.ExitStack() as opened:
             folder.open_for(study)
             finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
@@ -172,10 +174,10 @@ def plan(
     finished = frozenset(fleet.id for fleet in fleets) - {fleet.id for fleet in remaining}
     count = workers or cores()
     if here:
-        estimate.refuse_too_big(remaining)
+        estimate.refuse_too_big(remaining, name=study.name)
     rate = estimate.stored_rate(count)
     seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
-    return Plan(study, fleets, finished, count, seconds, rough=rate is None or not here, here=here)
+    return Plan(study, fleets, finished, count, seconds, rough=rate is None or not here, guessed=not here, here=here)
 
 
 def cores() -> int:
