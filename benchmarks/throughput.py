@@ -55,7 +55,7 @@ def epochs_for(seconds: float) -> int:
     worker.prepare_process()
     one = study(100)
     fleet = pack(one.runs)[0]
-    rate = worker.calibrate([run.model_dump() for run in fleet.runs], load)
+    rate = statistics.median(worker.calibrate([run.model_dump() for run in fleet.runs], load) for _ in range(9))
     return max(1, math.ceil(100 * seconds * rate / fleet.cost))
 
 

@@ -533,6 +533,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "queue.Queue()",
         "studies/test_ray_executor.py::test_a_worker_waits_when_nobody_fetches_and_loses_nothing",
     ),
+    mutant(
+        "a finished study is refused as too long",
+        "studies/runner.py",
+        "estimate.refuse_absurd(_unfinished(folder, fleets),",
+        "estimate.refuse_absurd(fleets,",
+        "studies/test_running.py::test_a_finished_study_is_never_too_long_for_this_machine",
+    ),
+    mutant(
+        "SIGTERM while Ray waits counts as Ctrl-C",
+        "studies/stopping.py",
+        "        if heard:",
+        "        if False:",
+        "studies/test_cli_run.py",
+    ),
+    mutant(
+        "every core starts a worker on the one GPU",
+        "studies/runner.py",
+        'cores() if trains_on(device) == "cpu" else 1',
+        "cores()",
+        "studies/test_devices.py",
+    ),
     # -- workers with a model each ------------------------------------------------------------------------------------
     mutant(
         "the global batch's gradient is a sum over workers",
@@ -554,6 +575,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(set(fingerprints)) > 1:",
         "if False:",
         "penalty/test_distributed_faults.py",
+    ),
+    mutant(
+        "an overflow of float16 counts as a use of a parameter that was missed",
+        "penalty/gram.py",
+        "if not (norm.isfinite() and plain.isfinite()):",
+        "if False:",
+        "penalty/test_half_precision.py",
     ),
     # -- figures of the paper's scale ---------------------------------------------------------------------------------
     mutant(
