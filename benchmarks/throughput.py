@@ -97,7 +97,7 @@ def main() -> int:
                 times[-1][name].append(seconds)
                 seen.append(rows)
                 print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-    result = summary(times, identical=all(rows == seen[0] for rows in seen), ray_start=ray_start, work=work)
+    result = summary(times, identical=all(rows == seen[0] for rows in seen), ray_start=ray_start, work=work, seconds=given.fleet_seconds)
     for name, ratio in result["ratios"].items():
         print(f"{name}: {ratio:.3f} (at most {TARGETS[name]}): {'yes' if ratio <= TARGETS[name] else 'NO'}")
     print(f"rows identical: {'yes' if result['rows_identical'] else 'NO'}")
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def summary(
-    times: list[dict[str, list[float]]], *, identical: bool, ray_start: list[float], work: Study
+    times: list[dict[str, list[float]]], *, identical: bool, ray_start: list[float], work: Study, seconds: float
 ) -> dict[str, Any]:
     """Ratios within rounds, then their median."""
     means = [{name: statistics.mean(taken) for name, taken in each.items()} for each in times]
@@ -116,7 +116,7 @@ def summary(
     ray = [each["ray-2"] / each["local-2"] for each in means]
     fleets = pack(work.runs)
     return {
-        "command": " ".join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/throughput.py --fleet-seconds {seconds:g} --rounds {len(times)}",  # no folders
         "study": {"fleets": len(fleets), "runs_per_fleet": len(fleets[0].runs), "epochs": work.runs[0].epochs},
         "seconds": [{name: [round(each, 2) for each in taken] for name, taken in one.items()} for one in times],
         "fleet_seconds": round(statistics.median(each["local-1"] for each in means) / len(fleets), 1),
