@@ -97,7 +97,8 @@ def main() -> int:
                 times[-1][name].append(seconds)
                 seen.append(rows)
                 print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-    result = summary(times, identical=all(rows == seen[0] for rows in seen), ray_start=ray_start, work=work, seconds=given.fleet_seconds)
+    identical = all(rows == seen[0] for rows in seen)
+    result = summary(times, identical=identical, ray_start=ray_start, work=work, seconds=given.fleet_seconds)
     for name, ratio in result["ratios"].items():
         print(f"{name}: {ratio:.3f} (at most {TARGETS[name]}): {'yes' if ratio <= TARGETS[name] else 'NO'}")
     print(f"rows identical: {'yes' if result['rows_identical'] else 'NO'}")
