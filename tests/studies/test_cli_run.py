@@ -158,8 +158,9 @@ def test_sigterm_stays_sigterm_when_a_library_makes_a_ctrl_c_of_it() -> None:
         except KeyboardInterrupt:
             raise KeyboardInterrupt from None
 
-    with pytest.raises(Terminated), terminable():
+    with pytest.raises(KeyboardInterrupt) as terminated, terminable():
         waits_like_ray()
+    assert isinstance(terminated.value, Terminated)
     with pytest.raises(KeyboardInterrupt) as stopped, terminable():
         signal.raise_signal(signal.SIGINT)
     assert not isinstance(stopped.value, Terminated)
