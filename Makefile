@@ -28,6 +28,7 @@ test-slow: $(STAMP) ## every test, slow ones too
 
 lint: $(STAMP)    ## ruff and mypy
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(STAMP)   ## time, memory and error of every penalty method, and of fleets

@@ -24,9 +24,7 @@ def small_model() -> nn.Module:
 
 def minibatches(count: int) -> list[tuple[Tensor, Tensor]]:
     draws = generator(3, "augment")
-    return [
-        (torch.randn(8, 5, generator=draws), torch.randint(3, (8,), generator=draws)) for _ in range(count)
-    ]
+    return [(torch.randn(8, 5, generator=draws), torch.randint(3, (8,), generator=draws)) for _ in range(count)]
 
 
 def closure_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Callable[[], Tensor]:

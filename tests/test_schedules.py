@@ -25,7 +25,12 @@ def test_the_factor_is_two_to_minus_the_tenths_begun_after_the_half(total: int, 
 
 def test_half_of_the_steps_have_the_full_rate_and_each_later_factor_a_tenth() -> None:
     assert Counter(paper_decay(step, 200) for step in range(200)) == {
-        1.0: 100, 0.5: 20, 0.25: 20, 0.125: 20, 0.0625: 20, 0.03125: 20
+        1.0: 100,
+        0.5: 20,
+        0.25: 20,
+        0.125: 20,
+        0.0625: 20,
+        0.03125: 20,
     }
 
 

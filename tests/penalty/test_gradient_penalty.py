@@ -43,9 +43,7 @@ def test_micro_batches_average_the_penalty_of_each(method: str) -> None:
 def test_weight_makes_accumulation_equal_to_micro_batches() -> None:
     model, inputs, targets = model_and_batch()
     twin = copy.deepcopy(model)
-    GradientPenalty(model, 0.3, micro_batch_size=4).backward(
-        lambda x, y: F.cross_entropy(model(x), y), inputs, targets
-    )
+    GradientPenalty(model, 0.3, micro_batch_size=4).backward(lambda x, y: F.cross_entropy(model(x), y), inputs, targets)
     accumulating = GradientPenalty(twin, 0.3)
     for k in (0, 4):
         accumulating.backward(lambda k=k: F.cross_entropy(twin(inputs[k : k + 4]), targets[k : k + 4]), weight=0.5)

@@ -253,9 +253,7 @@ class _Layer(torch.autograd.Function):
     """The layer itself. Its first differentiation (the inner pass) records D; its second (the outer pass) uses it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site
-    ) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.site = site
         return site.forward(inputs, weight, bias)
