@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "tacit"
 LAYERS = [
-    {"_calls", "_errors", "_graph", "_random", "_tree"},
+    {"_arguments", "_calls", "_errors", "_files", "_graph", "_random", "_tree"},
     {"batching", "problem", "schedules"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"studies"},

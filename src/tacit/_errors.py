@@ -1,10 +1,11 @@
-"""The one exception for bad input: a sentence that says what was found, what was expected and the remedy."""
+"""The two exceptions of the package. The command line prints each as one sentence and exits with code 2."""
 
 from __future__ import annotations
 
 
-class InputError(ValueError):
-    """Bad input, said in one sentence: found, expected, remedy.
+class TacitError(Exception):
+    """Something outside the program went wrong, said in one sentence: a full disk, a lost network, a damaged file."""
 
-    The command line prints it without a traceback and exits with code 2.
-    """
+
+class InputError(TacitError, ValueError):
+    """A wrong argument or study file, said in one sentence: found, expected, remedy."""

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tacit._errors import InputError
+from tacit._errors import TacitError
 
 app = typer.Typer(
     name="tacit",
@@ -46,6 +46,6 @@ def main() -> None:
     """Run the command line; bad input is one sentence on stderr and exit code 2."""
     try:
         app()
-    except InputError as error:
+    except TacitError as error:
         print(f"tacit: {error}", file=sys.stderr)
         sys.exit(2)
