@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "tacit"
 LAYERS = [
     {"_arguments", "_calls", "_errors", "_files", "_graph", "_random", "_tree"},
-    {"batching", "problem", "schedules"},
+    {"batching", "edges", "problem", "schedules"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"studies"},
     {"report", "integrations", "bench"},

@@ -6,6 +6,12 @@
 True
 """
 
+from tacit.edges import (
+    largest_stable_curvature,
+    largest_stable_learning_rate,
+    largest_stable_strength,
+    stability_limit,
+)
 from tacit.theory import problems
 from tacit.theory.corrections import (
     commutator,
@@ -89,6 +95,9 @@ __all__ = [
     "iid_nstep_first_correction",
     "iid_second_correction",
     "implicit_regularizer",
+    "largest_stable_curvature",
+    "largest_stable_learning_rate",
+    "largest_stable_strength",
     "mean_iterate",
     "mean_iterate_with_replacement",
     "mean_sgd_epoch_update",
@@ -117,6 +126,7 @@ __all__ = [
     "sgd_second_correction",
     "sgd_second_correction_estimate",
     "slow_memory",
+    "stability_limit",
     "variance_regularizer",
     "verify",
     "verify_all",

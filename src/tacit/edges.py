@@ -1,0 +1,141 @@
+"""Edges of stability: the largest curvature, strength and learning rate at which a step still contracts.
+
+On the quadratic ½hω² every method below is linear in ω, so "stable" has one meaning: the spectral radius of the step is
+at most 1. All of them see the curvature through the gradient of the loss they descend, κ(h)·ω, with
+
+    κ(h) = (h + μ) + (λ/2) ((h + μ)² + s² h²)
+
+λ the strength of the penalty, μ the weight decay (inside the norm of the penalty), and s the relative spread of the
+curvature over micro-batches: the penalty squares each micro-batch's Hessian, and the mean of squares is larger than the
+square of the mean. A step is stable while ε·κ(h) stays below a number of the method alone, `stability_limit`.
+
+No torch here: the penalty and the advice use these formulas too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tacit._arguments import finite_number, whole_number
+from tacit._errors import InputError
+
+
+def stability_limit(*, momentum: float = 0.0, nesterov: bool = False, inner_steps: int = 1) -> float:
+    """The largest stable ε·κ: what the learning rate times the curvature must not exceed.
+
+    plain 2,   heavy ball 2(1+β),   Nesterov 2(1+β)/(1+2β),   n-step: n times as much, because ε = nα
+
+    Momentum is that of torch.optim.SGD without dampening: buffer ← β buffer + g, ω ← ω − ε buffer, and with Nesterov
+    ω ← ω − ε (g + β buffer). It widens the range of heavy ball and narrows that of Nesterov.
+
+    >>> stability_limit(momentum=0.5), stability_limit(momentum=0.5, nesterov=True), stability_limit(inner_steps=3)
+    (3.0, 1.5, 6.0)
+    """
+    beta = _momentum(momentum)
+    own = 2 * (1 + beta) / (1 + 2 * beta) if nesterov else 2 * (1 + beta)
+    return whole_number("inner_steps", inner_steps, at_least=1) * own
+
+
+def largest_stable_curvature(
+    learning_rate: float,
+    *,
+    strength: float = 0.0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    inner_steps: int = 1,
+    weight_decay: float = 0.0,
+    weight_decay_penalized: bool = True,
+    curvature_spread: float = 0.0,
+) -> float:
+    """h*, the curvature at which the step stops contracting.
+
+    plain 2/ε,   penalized (√(1 + 4λ/ε) − 1)/λ,   in general the root of ε κ(h) = `stability_limit`
+
+    It is 1.24/ε for λ = ε. `learning_rate` is the effective rate ε = nα when there are inner steps. Weight decay of the
+    optimizer, outside the norm of the penalty, is `weight_decay_penalized=False`. 0 when weight decay alone is unstable.
+
+    >>> largest_stable_curvature(0.5), round(largest_stable_curvature(0.5, strength=0.5), 3)
+    (4.0, 2.472)
+    """
+    rate = finite_number("learning_rate", learning_rate, positive=True)
+    constant, linear, square = _gradient_coefficients(
+        strength, weight_decay, penalized=weight_decay_penalized, spread=curvature_spread
+    )
+    left = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps) / rate - constant
+    if left <= 0:
+        return 0.0
+    # The positive root of square·h² + linear·h = left, in the form that does not cancel for a small square.
+    return 2 * left / (linear + math.sqrt(linear**2 + 4 * square * left))
+
+
+def largest_stable_strength(
+    learning_rate: float,
+    curvature: float,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    inner_steps: int = 1,
+    weight_decay: float = 0.0,
+    weight_decay_penalized: bool = True,
+    curvature_spread: float = 0.0,
+) -> float:
+    """λ*, the strength of the penalty at which the step stops contracting along a direction of this curvature.
+
+    plain (2/h)(2/(εh) − 1),   heavy ball (2/h)(2(1+β)/(εh) − 1)
+
+    0 when the step is unstable without any penalty. It is a bound of the quadratic, not a recommendation: micro-batches
+    are sharper than the full batch (`curvature_spread`), so stay well below it.
+
+    >>> round(largest_stable_strength(1 / 8, 7.4), 2)
+    0.31
+    """
+    rate = finite_number("learning_rate", learning_rate, positive=True)
+    h = finite_number("curvature", curvature, positive=True)
+    decay = finite_number("weight_decay", weight_decay)
+    spread = finite_number("curvature_spread", curvature_spread)
+    left = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps) / rate - h - decay
+    if left <= 0:
+        return 0.0
+    inside = h + decay if weight_decay_penalized else h
+    return 2 * left / (inside**2 + (spread * h) ** 2)
+
+
+def largest_stable_learning_rate(
+    curvature: float,
+    *,
+    strength: float = 0.0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    inner_steps: int = 1,
+    weight_decay: float = 0.0,
+    weight_decay_penalized: bool = True,
+    curvature_spread: float = 0.0,
+) -> float:
+    """ε*, the learning rate at which the step stops contracting: `stability_limit` over κ(h).
+
+    >>> largest_stable_learning_rate(4.0), largest_stable_learning_rate(4.0, strength=0.5)
+    (0.5, 0.25)
+    """
+    h = finite_number("curvature", curvature, positive=True)
+    limit = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps)
+    constant, linear, square = _gradient_coefficients(
+        strength, weight_decay, penalized=weight_decay_penalized, spread=curvature_spread
+    )
+    return limit / (constant + linear * h + square * h**2)
+
+
+def _gradient_coefficients(
+    strength: float, weight_decay: float, *, penalized: bool, spread: float
+) -> tuple[float, float, float]:
+    """κ(h) = constant + linear·h + square·h², the gradient of the descended loss per unit of ω."""
+    strength, decay = finite_number("strength", strength), finite_number("weight_decay", weight_decay)
+    spread = finite_number("curvature_spread", spread)
+    inside = decay if penalized else 0.0
+    return decay + strength * inside**2 / 2, 1 + strength * inside, strength * (1 + spread**2) / 2
+
+
+def _momentum(momentum: float) -> float:
+    found = finite_number("momentum", momentum)
+    if found >= 1:
+        raise InputError(f"momentum={momentum!r}; expected 0 <= momentum < 1.")
+    return found
