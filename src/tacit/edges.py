@@ -52,7 +52,7 @@ def largest_stable_curvature(
     plain 2/ε,   penalized (√(1 + 4λ/ε) − 1)/λ,   in general the root of ε κ(h) = `stability_limit`
 
     It is 1.24/ε for λ = ε. `learning_rate` is the effective rate ε = nα when there are inner steps. Weight decay of the
-    optimizer, outside the norm of the penalty, is `weight_decay_penalized=False`. 0 when weight decay alone is unstable.
+    optimizer, outside the norm of the penalty, is `weight_decay_penalized=False`. 0 if weight decay alone is unstable.
 
     >>> largest_stable_curvature(0.5), round(largest_stable_curvature(0.5, strength=0.5), 3)
     (4.0, 2.472)
