@@ -8,7 +8,7 @@ equal in value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 class ExactForms(TorchFunctionMode):
     """Inside this context the functions below are computed by their formulas, also when modules call them."""
+
+    depth = 0  # how many of these contexts are open: above zero, a loss is being computed
+
+    def __enter__(self) -> Self:
+        ExactForms.depth += 1
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        ExactForms.depth -= 1
+        super().__exit__(*raised)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -22,6 +22,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.theory.flows import flow
 from tacit.theory.jets import taylor_coefficients
+from tacit.theory.kinks import refuse_kinks
 from tacit.theory.landscape import Field
 from tacit.theory.memory import MemoryMethod, memory_corrections
 
@@ -86,8 +87,9 @@ def modified_flow(update: Update | MemoryMethod, order: int = 1, *, duration: fl
     are float64 tensors, and the map must be differentiable by torch.func (use `landscape.gradient`, not .backward()).
     A method with memory is a `MemoryMethod`. One update lasts `duration` learning rates of time: m for an epoch.
 
-    At the first point an update is refused that moves at learning rate zero, or whose derivatives are not those of its
-    values (a .detach() inside, say): the iterates must leave the series as ε^(K+2). This is tried up to K = 2.
+    At the first point an update is refused that has a kink (sign, abs, max), that moves at learning rate zero, or whose
+    derivatives are not those of its values (a .detach() inside, say): the iterates must leave the series as ε^(K+2).
+    This is tried up to K = 2.
 
     Costs 2^(K+1) times K+1 updates. Series are asymptotic: more orders help only while ε is small.
 
@@ -113,6 +115,7 @@ def _map_corrections(update: Update, order: int, w: Tensor) -> list[Tensor]:
 
 
 def _check_map(update: Update, order: int, w: Tensor) -> None:
+    refuse_kinks(lambda: update(w, torch.full((), 0.01, dtype=torch.float64)))
     size = 1 + w.norm().item()
     moved = (update(w, torch.zeros((), dtype=torch.float64)) - w).norm().item()
     if not moved <= 1e-10 * size:
@@ -185,6 +188,15 @@ def difference_field(update: Update, order: int = 1, *, duration: float = 1.0) -
     """The same logarithm at a real learning rate, without any derivative: field(w, ε) = (1/ε) Σᵢ aᵢ Φⁱ_ε(w).
 
     It differs from the series by O(ε^{K+1}), so its flow has the same order, and it costs K+1 updates: the choice
-    for large networks, and a check on the series where derivatives may be wrong.
+    for large networks, and a check on the series where derivatives may be wrong. Kinks are refused here too.
     """
-    return lambda w, rate: _truncated_logarithm(update, order, w, torch.as_tensor(rate)) / (rate * duration)
+    checked = False
+
+    def field(w: Tensor, rate: Tensor) -> Tensor:
+        nonlocal checked
+        if not checked:
+            refuse_kinks(lambda: update(w, torch.as_tensor(rate)))
+            checked = True
+        return _truncated_logarithm(update, order, w, torch.as_tensor(rate)) / (rate * duration)
+
+    return field

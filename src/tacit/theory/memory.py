@@ -22,6 +22,7 @@ from torch.func import jvp, vmap
 
 from tacit._errors import InputError
 from tacit.theory.jets import taylor_coefficients
+from tacit.theory.kinks import refuse_kinks
 
 DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-8 on smooth methods
 Direction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -44,6 +45,7 @@ class MemoryMethod:
 
     def check(self, w: Tensor) -> None:
         """Refuse, with the numbers, a method that this analysis does not cover."""
+        refuse_kinks(lambda: self.direction(w, torch.ones(self.slots, w.numel(), dtype=torch.float64)))
         probe = torch.linspace(-1.0, 2.0, self.slots * w.numel(), dtype=torch.float64).reshape(self.slots, -1)
         steady, kept = _steady_memory(self, w)
         if not bool((kept.abs() < 1).all()):
