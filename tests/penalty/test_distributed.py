@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import distributed_loss  # noqa: F401  # it puts its scenarios into SCENARIOS
 from cases import Twice, batch_norm_net, numbers, spread
 from distributed_results import Results
 from distributed_scenarios import train
@@ -248,3 +249,15 @@ def test_one_process_is_one_device(results: Results) -> None:
 
 def test_without_a_process_group_the_global_batch_is_the_batch() -> None:
     assert_same(one_device(of="global_batch"), one_device())
+
+
+LOSSES = [name for name in SCENARIOS if name.startswith("loss, ")]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_backward_of_the_loss_is_the_penalised_backward(results: Results, name: str) -> None:
+    for worker in results.tensors(name):
+        expected = {key.removeprefix("backward "): value for key, value in worker.items() if "backward " in key}
+        assert set(worker) == set(expected) | {f"backward {key}" for key in expected}
+        # The same products and sums on both sides, multiplied by 1024 or 1/4 earlier or later.
+        assert_same(worker, expected, rtol=1e-12, atol=1e-12)

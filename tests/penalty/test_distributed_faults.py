@@ -28,6 +28,7 @@ REFUSALS = {
     "refused: fsdp1": r"FullyShardedDataParallel \(FSDP\).*Use DistributedDataParallel",
     "refused: replicate": r"went through replicate.*Use DistributedDataParallel",
     "refused: tensor parallel": "'0.weight' is a DTensor.*Use DistributedDataParallel",
+    "refused: backward inside the forward pass of DDP": r"inside the forward pass.*Use penalty.loss\(closure\)",
     "refused: factored, wrapped": "FactoredSGD never forms",
     "refused: factored, closure wrapped": "FactoredSGD never forms",
 }

@@ -7,8 +7,11 @@ With W workers, each with its own equal part of the batch, the objective is one 
 
 A worker computes its part with DDP out of the way: DDP expects one forward and one backward pass per step, its hooks
 would reduce whatever the first of several passes leaves behind. The finished gradient then goes through DDP's own
-forward and backward once (`_HandOver`), so that its buckets, communication hooks, unused parameters, static graph and
+forward and backward once (`_hand_over`), so that its buckets, communication hooks, unused parameters, static graph and
 buffers work as they do without a penalty. What is lost is the overlap of computing and communicating.
+
+A trainer may call the penalty inside the forward pass of DDP (Lightning does, around `training_step`). That DDP itself
+prepares its reducer when the forward pass ends, so there `GradientPenalty.loss` only hands gradients to parameters.
 
 For the global batch, worker r adds Rᵣ = 2⟨∇Ĉᵣ, ḡ⟩ − ‖ḡ‖² with ḡ the mean gradient held constant: the mean of Rᵣ over
 workers is ‖ḡ‖², and the mean of its gradients is 2 H ḡ.
@@ -29,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit._calls import tensors_in
 from tacit._errors import InputError
+from tacit.penalty._hand_over import GradientSum, zero_with_gradients
 from tacit.penalty._wrappers import in_a_group, refuse_settings
 
 
@@ -43,7 +47,7 @@ class Workers:
 
     @contextmanager
     def step(self, model: nn.Module, strength: float, weight: float, size: int | None) -> Iterator[Step]:
-        """Inside, every pass is the worker's own; on leaving, the new gradients are reduced, unless in `no_sync`.
+        """Inside, every pass is the worker's own; on leaving, workers agree that `Step.hand_over` may follow.
 
         `size` is the number of examples, where the caller knows it; otherwise it is read off DDP's first input.
         """
@@ -58,7 +62,6 @@ class Workers:
             raise
         finally:
             step.restore()
-        step.hand_over()
         if step.synchronises or not step.replicas:
             self.portions = []
 
@@ -74,38 +77,45 @@ class Workers:
 
 
 class Step:
-    """One call of `backward`: the DDP modules it runs into, and the conversation with the other workers."""
+    """One call of `backward` or `loss`: gradients found, DDP modules met, and what workers tell each other."""
 
     def __init__(self, workers: Workers, strength: float, weight: float, size: int | None) -> None:
         self.workers, self.strength, self.weight, self.size = workers, strength, weight, size
         self.replicas: list[_Replica] = []
+        self.surrounding: DistributedDataParallel | None = None  # whose forward pass this step runs in
+        self.others = GradientSum()  # of leaves that no replica reduces
         self.watch: Any = None
         self.distributed = in_a_group()
         self.reduced_inside = self.silent = False
 
     @property
     def synchronises(self) -> bool:
-        return any(replica.synchronises for replica in self.replicas)
+        inside = self.surrounding is not None and self.surrounding.require_backward_grad_sync
+        return inside or any(replica.synchronises for replica in self.replicas)
 
     def enter(self, model: nn.Module) -> None:
         if not self.distributed:
             return
+        self.surrounding = DistributedDataParallel._active_ddp_module
+        if self.surrounding is not None:
+            self._remember_group(self.surrounding)
         if self.size is not None:
             self.workers.portions.append(self.size)
         for module in model.modules():
-            if isinstance(module, DistributedDataParallel):
+            if isinstance(module, DistributedDataParallel) and module is not self.surrounding:
                 self._take(module)
         if not self.replicas:  # the model may have been wrapped after the penalty was made, as a module of its own
             self.watch = register_module_forward_pre_hook(self._notice)
 
     def mean(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The mean over workers of each gradient: one reduction per dtype."""
-        if self.distributed and not self.replicas:
+        known = bool(self.replicas) or self.surrounding is not None
+        if self.distributed and not known:
             raise InputError(
                 "of='global_batch' but the closure called no DistributedDataParallel; expected a wrapped model. "
                 "Wrap it, or leave of='micro_batch'."
             )
-        if not self.replicas or self._world() == 1:
+        if not known or self._world() == 1:
             return [gradient.detach() for gradient in gradients]
         if not self.reduced_inside:
             self._agree("the gradient of the global batch")
@@ -122,14 +132,14 @@ class Step:
         return [part for part in found if part is not None]
 
     def deliver(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Gradients of parameters to be reduced are kept for the end; all others go where they always go."""
+        """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):
             for replica in self.replicas:
                 if leaf in replica.parameters:
-                    replica.keep(leaf, gradient)
+                    replica.found.add([leaf], [gradient])
                     break
             else:
-                torch.autograd.backward([leaf], [gradient])
+                self.others.add([leaf], [gradient])
 
     def agree(self) -> None:
         """Make sure that every worker is about to reduce the same thing."""
@@ -138,9 +148,25 @@ class Step:
         if self.synchronises and self._world() > 1:
             self._agree("the gradient")
 
-    def hand_over(self) -> None:
-        for replica in self.replicas:
-            replica.hand_over()
+    @property
+    def found_gradients(self) -> bool:
+        return bool(self.others.by_leaf) or any(replica.will_hand_over for replica in self.replicas)
+
+    def refuse_backward_inside_ddp(self) -> None:
+        if self.surrounding is not None and self._world() > 1 and self.synchronises:
+            raise InputError(
+                "penalty.backward was called inside the forward pass of DistributedDataParallel, which reduces no "
+                "gradient there. Use penalty.loss(closure) and let the trainer call backward on it, "
+                "as in self.manual_backward(penalty.loss(closure))."
+            )
+
+    def hand_over(self, loss: Tensor, *, scale: float) -> Tensor:
+        """The loss, detached, plus zeros whose gradients are the ones found, divided by `scale`."""
+        parts = [replica.hand_over(loss, scale) for replica in self.replicas if replica.will_hand_over]
+        if self.others.by_leaf:
+            parts.append(zero_with_gradients(_divided(self.others, scale), loss))
+        with torch.enable_grad():
+            return sum(parts, loss)
 
     def restore(self) -> None:
         if self.watch is not None:
@@ -160,12 +186,15 @@ class Step:
             self._take(module)
 
     def _take(self, ddp: DistributedDataParallel) -> None:
+        self._remember_group(ddp)
+        self.replicas.append(_Replica(ddp, self.workers.portions.append if self.size is None else _ignore))
+
+    def _remember_group(self, ddp: DistributedDataParallel) -> None:
         self.workers.group = ddp.process_group
         self.workers.device = next(parameter.device for parameter in ddp.module.parameters())
         if ddp._join_config.enable:
             self.silent = True  # workers that have joined take part in DDP's reductions only
         refuse_settings(ddp, of=self.workers.of)
-        self.replicas.append(_Replica(ddp, self.workers.portions.append if self.size is None else _ignore))
 
     def _world(self) -> int:
         return dist.get_world_size(self.workers.group)
@@ -204,18 +233,14 @@ class _Replica:
     def __init__(self, ddp: DistributedDataParallel, count: Callable[[int], None]) -> None:
         self.ddp, self.count = ddp, count
         self.synchronises: bool = ddp.require_backward_grad_sync
-        self.found: dict[Tensor, Tensor] = {}
+        self.found = GradientSum()
         self.parameters: set[Tensor] = set(ddp.module.parameters()) if self.synchronises else set()
         self.own_forward = ddp.__dict__.get("forward")
         ddp.forward = self._bare_forward  # type: ignore[method-assign]
 
-    def keep(self, parameter: Tensor, gradient: Tensor) -> None:
-        known = self.found.get(parameter)
-        self.found[parameter] = gradient if known is None else known + gradient
-
     @property
     def will_hand_over(self) -> bool:
-        return bool(self.found)
+        return bool(self.found.by_leaf)
 
     def _bare_forward(self, *inputs: Any, **arguments: Any) -> Any:
         size = next(lengths((inputs, arguments)), None)
@@ -227,11 +252,11 @@ class _Replica:
         return self.ddp.module(*inputs, **arguments)
 
     def refuse_missing(self) -> None:
-        if not self.found or self.ddp.find_unused_parameters or self.ddp.static_graph:
+        if not self.will_hand_over or self.ddp.find_unused_parameters or self.ddp.static_graph:
             return
         ignored = self.ddp.parameters_to_ignore
         for name, parameter in self.ddp.module.named_parameters():
-            if parameter.requires_grad and name not in ignored and parameter not in self.found:
+            if parameter.requires_grad and name not in ignored and parameter not in self.found.by_leaf:
                 raise InputError(
                     f"parameter {name!r} got no gradient, and DistributedDataParallel waits for every parameter; "
                     "wrap the model with find_unused_parameters=True."
@@ -243,45 +268,35 @@ class _Replica:
         else:
             self.ddp.forward = self.own_forward  # type: ignore[method-assign]
 
-    def hand_over(self) -> None:
-        """One forward and backward pass of DDP around a stand-in whose gradient is the one found."""
-        if not self.found:
-            return
+    def hand_over(self, like: Tensor, scale: float) -> Tensor:
+        """A zero from one forward pass of DDP around a stand-in whose gradient is the one found, divided by `scale`."""
         module = self.ddp.module
         # No forward pass of the step broadcast buffers; this one does, so that the next step starts from rank 0's.
         self.ddp.require_forward_param_sync = True
-        self.ddp._modules["module"] = _StandIn(module, self.found)
-        self.found = {}
+        self.ddp._modules["module"] = _StandIn(module, _divided(self.found, scale), like)
         try:
             with torch.enable_grad():
-                output = DistributedDataParallel.forward(self.ddp)
+                return DistributedDataParallel.forward(self.ddp)
         finally:
             self.ddp._modules["module"] = module
-        output.backward()
 
 
 class _StandIn(nn.Module):
     """In a module's place for one pass: an output that has the given gradients, and the module's buffers to send."""
 
-    def __init__(self, module: nn.Module, gradients: dict[Tensor, Tensor]) -> None:
+    def __init__(self, module: nn.Module, gradients: dict[Tensor, Tensor], like: Tensor) -> None:
         super().__init__()
         self.named_buffers = module.named_buffers  # type: ignore[method-assign]
-        self.gradients = gradients
+        self.gradients, self.like = gradients, like
 
     def forward(self) -> Tensor:
-        return _HandOver.apply(list(self.gradients.values()), *self.gradients)
+        return zero_with_gradients(self.gradients, self.like)
 
 
-class _HandOver(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return parameters[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, one: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, ctx.gradients = ctx.gradients, None
-        return (None, *gradients)
+def _divided(found: GradientSum, scale: float) -> dict[Tensor, Tensor]:
+    """The gradients, which are then no longer kept here."""
+    gradients, found.by_leaf = found.by_leaf, {}
+    return gradients if scale == 1 else {leaf: gradient / scale for leaf, gradient in gradients.items()}
 
 
 def _refuse_disagreement(rows: list[list[int]], what: str) -> None:

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from tacit._errors import InputError
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
-from tacit.penalty._distributed import Workers, lengths
+from tacit.penalty._distributed import Step, Workers, lengths
 from tacit.penalty._refusals import sentences
 from tacit.penalty._task import Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
@@ -152,13 +152,54 @@ class GradientPenalty:
         itself would divide the penalty by k². With a GradScaler pass it as `scaler`: gradients come out scaled as after
         `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
         """
-        if not callable(closure):
-            raise InputError(
-                f"backward got a {type(closure).__name__}; expected a function that computes the loss, "
-                "such as lambda: loss_fn(model(inputs), targets)."
-            )
         if not math.isfinite(weight):
             raise InputError(f"weight={weight}; expected a finite number.")
+        step, loss, _ = self._differentiate(closure, batch, second_view, weight=weight, scaler=scaler, collect=False)
+        if step.found_gradients:
+            step.hand_over(loss, scale=1.0).backward()
+        return loss
+
+    def loss(
+        self,
+        closure: Callable[..., Tensor],
+        *batch: Tensor,
+        second_view: Callable[[], Tensor] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> Tensor:
+        """Ĉ as a tensor L for whoever calls `backward` on it: s·L has the gradient s · ∇(Ĉ + (λ/4)‖∇Ĉ‖²).
+
+        All passes run here; L holds the finished gradient until `backward` hands it to the parameters (and to every
+        other leaf that the loss depends on). So a trainer may divide L by the number of accumulated batches, scale it
+        with a GradScaler or weight it, and the penalty stays that of the undivided loss. Arguments are those of
+        `backward`; there is no `weight`, multiply L instead. With float16 pass the `scaler` all the same: it keeps the
+        passes in here from underflowing, and L itself stays unscaled.
+
+        Under `torch.no_grad()` it is the plain loss of the whole batch, and no step is counted. `backward` through L
+        works once (again with `retain_graph=True`), and not with `create_graph=True`.
+
+        >>> model, x = nn.Linear(2, 1), torch.ones(4, 2)
+        >>> penalty = GradientPenalty(model, strength=2**-6)
+        >>> (penalty.loss(lambda: model(x).square().mean()) / 2).backward()
+        """
+        if not torch.is_grad_enabled():
+            _check_closure(closure, "loss")
+            losses = [closure(*batch), *([] if second_view is None else [second_view()])]
+            return losses[0] if second_view is None else torch.stack(losses).mean()
+        step, loss, scale = self._differentiate(closure, batch, second_view, weight=1.0, scaler=scaler, collect=True)
+        return step.hand_over(loss, scale=scale)
+
+    def _differentiate(
+        self,
+        closure: Callable[..., Tensor],
+        batch: tuple[Tensor, ...],
+        second_view: Callable[[], Tensor] | None,
+        *,
+        weight: float,
+        scaler: torch.amp.GradScaler | None,
+        collect: bool,
+    ) -> tuple[Step, Tensor, float]:
+        """One step: gradients are added to `.grad` at once, or kept in the returned step (always, with `collect`)."""
+        _check_closure(closure, "loss" if collect else "backward")
         self.parameters = _penalised_parameters(self.model, self.exclude)  # layers may have been frozen or replaced
         method = choose(self.method)
         strength = self._strength_now()
@@ -170,6 +211,10 @@ class GradientPenalty:
         outcomes = []
         size = next(lengths(batch), None)
         with sentences(), self._workers.step(self.model, strength, weight, size) as step, torch.enable_grad():
+            if not collect:
+                step.refuse_backward_inside_ddp()
+            # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
+            deliver = step.deliver if collect or step.distributed or len(pieces) > 1 else None
             for piece in pieces:
                 first = (lambda piece=piece: closure(*piece)) if batch else closure
                 task = Task(
@@ -182,13 +227,13 @@ class GradientPenalty:
                     scale=scale,
                     generators=self.generators,
                     mean=step.mean if self.of == "global_batch" else None,
-                    deliver=step.deliver if step.distributed else None,
+                    deliver=deliver,
                     options={"central": self.central, "check": check, "check_sites": not self._sites_checked},
                 )
                 outcomes.append(_plain(task) if strength == 0 else method.backward(task))
         self.steps += 1
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
-        return self._record(outcomes, strength)
+        return step, self._record(outcomes, strength), scale
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
@@ -220,7 +265,7 @@ class GradientPenalty:
             return [batch]
         if not batch:
             raise InputError(
-                f"micro_batch_size={size} but backward got no batch; "
+                f"micro_batch_size={size} but got no batch; "
                 "expected backward(closure, inputs, targets) with a closure of two arguments."
             )
         lengths = {len(tensor) for tensor in batch}
@@ -248,7 +293,7 @@ class GradientPenalty:
                 warnings.warn(
                     f"method={self.method!r}: the penalty's gradient has an estimated relative error of "
                     f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
         self.last = PenaltyRecord(loss, strength, self.method, norm, self._error)
@@ -262,6 +307,14 @@ def _plain(task: Task) -> Outcome:
     factor = task.weight * task.scale
     task.finish(loss if factor == 1.0 else factor * loss)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
+
+
+def _check_closure(closure: Any, caller: str) -> None:
+    if not callable(closure):
+        raise InputError(
+            f"{caller} got a {type(closure).__name__}; expected a function that computes the loss, "
+            "such as lambda: loss_fn(model(inputs), targets)."
+        )
 
 
 def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float:

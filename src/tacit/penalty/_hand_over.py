@@ -1,0 +1,53 @@
+"""Finished gradients as the gradient of a tensor: whoever calls `backward` on it hands them out, times its own factor.
+
+    L = Ĉ + 0,   ∂(s·L)/∂ω = s · G
+
+A trainer may divide the loss by the number of accumulated batches, scale it for half precision or weight it: G stays
+the gradient of Ĉ + (λ/4)‖∇Ĉ‖² with the unscaled loss inside the square. Parameters are inputs of the tensor, so hooks
+on them and the reducer of DistributedDataParallel see one ordinary backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit._errors import InputError
+
+
+class GradientSum:
+    """The sum of the gradients that one step finds for each leaf, in the order in which leaves were first seen."""
+
+    def __init__(self) -> None:
+        self.by_leaf: dict[Tensor, Tensor] = {}
+
+    def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            known = self.by_leaf.get(leaf)
+            self.by_leaf[leaf] = gradient if known is None else known + gradient
+
+
+def zero_with_gradients(gradients: Mapping[Tensor, Tensor], like: Tensor) -> Tensor:
+    """A zero of the dtype and device of `like` whose gradient for each leaf is the one given."""
+    with torch.enable_grad():
+        return _HandOver.apply(like, list(gradients.values()), *gradients)
+
+
+class _HandOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, gradients: list[Tensor], *leaves: Tensor) -> Tensor:
+        # Saved as autograd saves tensors: freed by the first backward, kept by retain_graph=True.
+        ctx.save_for_backward(*gradients)
+        return like.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise InputError(
+                "backward with create_graph=True on the loss of a penalty; expected create_graph=False, because its "
+                "gradient is finished and cannot be differentiated again. Put the term that needs it into the closure."
+            )
+        return (None, None, *(factor.to(gradient.device) * gradient for gradient in ctx.saved_tensors))
