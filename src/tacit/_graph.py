@@ -26,3 +26,13 @@ def nodes(*roots: Tensor) -> Iterator[Any]:
 def operation(node: Any) -> str:
     """The operation that a node differentiates, without torch's 'Backward0': `Relu`, `Addmm`, …"""
     return type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?"
+
+
+def leaf_uses(root: Tensor) -> dict[Tensor, int]:
+    """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
+    counts: dict[Tensor, int] = {}
+    for node in nodes(root):
+        for child, _ in node.next_functions:
+            if child is not None and hasattr(child, "variable"):
+                counts[child.variable] = counts.get(child.variable, 0) + 1
+    return counts

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tacit._calls import EmbeddingCall, convolution_call, tensors_in
-from tacit._graph import nodes
 from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Rectify, ScalarSite, Site
 
 
@@ -132,13 +131,3 @@ _SITES: dict[Any, Callable[..., Tensor | None]] = {
 def _must_run_as_it_is() -> bool:
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def leaf_uses(root: Tensor) -> dict[Tensor, int]:
-    """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
-    counts: dict[Tensor, int] = {}
-    for node in nodes(root):
-        for child, _ in node.next_functions:
-            if child is not None and hasattr(child, "variable"):
-                counts[child.variable] = counts.get(child.variable, 0) + 1
-    return counts

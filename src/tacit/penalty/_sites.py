@@ -25,9 +25,9 @@ from tacit.penalty import _skinny
 class Site(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
 
-    `inputs` (X) and `output_gradient` (D) are set by the inner pass. The outer pass visits a site three times, later
-    nodes first: its squared norm (which may leave `pulled`, V = ∂R/∂G, for the other two), its input gradient (which
-    leaves `tangents`, T), and the layer itself.
+    The inner pass sets `inputs` (X) and `output_gradient` (D). The outer pass visits a site up to three times (see
+    above). `pulled` (V = ∂R/∂G) and `tangents` (T) wait for a later visit only while that visit is known to come;
+    otherwise the visit that has them returns their contribution itself. So no order of visits loses a term.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -35,15 +35,25 @@ class Site(ABC):
         self.inner = True
         self.ordinary: Callable[[], bool] = lambda: False  # whether to differentiate now as any layer does
         self.weight_by_autograd = self.bias_by_autograd = False
-        self.keep_factors = False
+        self.direct = False  # whether its squared norm has the direct form, which needs V
+        self.keep_factors = self.keep_for_another_pass = False
         self.inputs: Tensor | None = None
         self.output_gradient: Tensor | None = None
+        self.input_gradient_node: Any = None  # of the inner pass, until it is known whether the penalty reaches it
+        self.factors: tuple[Tensor, Tensor] | None = None
+        self.start_outer_pass()
+
+    def start_outer_pass(self, *, input_gradient_comes: bool = False) -> None:
+        """Forget an earlier outer pass; say whether the coming one will visit the input gradient."""
         self.tangents: Tensor | None = None
         self.pulled: Tensor | None = None
         self.pulled_bias: Tensor | None = None
-        self.has_input_gradient = False
-        self.visited = False
-        self.factors: tuple[Tensor, Tensor] | None = None
+        self.input_gradient_comes, self.layer_comes = input_gradient_comes, True
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that a visit of the outer pass left is still waiting."""
+        return self.pulled is None and self.tangents is None
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor) -> Tensor:
         """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only sites hang on."""
@@ -70,25 +80,39 @@ class Site(ABC):
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of ⟨V, G(X, D)⟩ + ⟨v, b̄(D)⟩ for X and D: the layer itself with V and v for its parameters.
 
-        Where the site will be visited twice more, V is left for those visits, which add into tensors of their own.
+        What a later visit can add into a tensor of its own is left to it.
         """
-        if not self.has_input_gradient:
-            return None, self.forward(inputs, pulled, pulled_bias)
-        if self.visited:
-            raise RuntimeError("autograd visited a layer before its squared norm; use method='double_backward'.")
-        self.pulled = pulled if self.pulled is None else self.pulled + pulled
-        if pulled_bias is not None:
-            self.pulled_bias = pulled_bias if self.pulled_bias is None else self.pulled_bias + pulled_bias
-        return None, None
+        to_inputs = to_output_gradient = None
+        if self.input_gradient_comes or (self.layer_comes and inputs.requires_grad):
+            self.pulled = pulled if self.pulled is None else self.pulled + pulled
+            if pulled_bias is not None:
+                self.pulled_bias = pulled_bias if self.pulled_bias is None else self.pulled_bias + pulled_bias
+        if not self.input_gradient_comes:
+            to_output_gradient = self.forward(inputs, pulled, pulled_bias)
+        if not self.layer_comes and inputs.requires_grad:
+            to_inputs = self.input_gradient(output_gradient, pulled, inputs)
+        return to_inputs, to_output_gradient
 
-    def differentiate_input_gradient(self, tangents: Tensor | None, weight: Tensor) -> Tensor | None:
-        """The gradient for D: T through the layer with W, and X through the layer with V."""
+    def differentiate_input_gradient(
+        self, tangents: Tensor | None, weight: Tensor, output_gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The gradient for D (T through the layer with W, X through the layer with V), and for W if the layer is past.
+
+        T is left for the layer, which adds its part to the weight's gradient.
+        """
+        self.input_gradient_comes = False
+        to_weight = None
+        if self.layer_comes:
+            self.tangents = tangents
+        elif tangents is not None:
+            to_weight = self.weight_gradient(tangents, output_gradient.detach())
         result = None if tangents is None else self.forward(tangents, weight, None)
-        if self.pulled is None:
-            return result
-        assert self.inputs is not None
-        extra = self.forward(self.inputs.detach(), *self._pulled_as(weight.dtype))
-        return extra if result is None else result.add_(extra)
+        if self.pulled is not None:
+            assert self.inputs is not None
+            extra = self.forward(self.inputs.detach(), *self._pulled_as(weight.dtype))
+            result = extra if result is None else result.add_(extra)
+        self._release_when_past()
+        return result, to_weight
 
     def final_gradients(
         self, inputs: Tensor, output_gradient: Tensor, weight: Tensor, wants: tuple[bool, bool, bool]
@@ -121,9 +145,17 @@ class Site(ABC):
         bias_gradient = self.bias_gradient(output_gradient) if wants_bias else None
         return self.weight_gradient(inputs, output_gradient), bias_gradient
 
-    def release(self) -> None:
+    def layer_is_past(self) -> None:
+        self.layer_comes = False
+        self._release_when_past()
+
+    def _release_when_past(self) -> None:
         """Drop what the passes left as soon as nobody needs it: autograd frees its own tensors on the way, too."""
-        self.inputs = self.output_gradient = self.tangents = self.pulled = self.pulled_bias = None
+        if self.layer_comes or self.input_gradient_comes:
+            return
+        self.tangents = self.pulled = self.pulled_bias = None
+        if not self.keep_for_another_pass:
+            self.inputs = self.output_gradient = None
 
     def recorded_gradient(self) -> Tensor:
         assert self.output_gradient is not None
@@ -268,16 +300,15 @@ class _Layer(torch.autograd.Function):
             to_weight = site.weight_gradient(inputs, output_gradient) if wants_weight else None
             return to_inputs, to_weight, site.bias_gradient(output_gradient) if wants_bias else None, None, None
         if not site.inner:
-            site.visited = True
             wants = (wants_inputs, wants_weight, wants_bias)
             found = site.final_gradients(inputs, output_gradient, weight, wants)
-            site.release()
+            site.layer_is_past()
             return (*found, None, None)
         input_gradient = weight_gradient = bias_gradient = None
         site.inputs, site.output_gradient = inputs, output_gradient
         if wants_inputs:
-            site.has_input_gradient = True
             input_gradient = _InputGradient.apply(output_gradient, weight, inputs, site)
+            site.input_gradient_node = input_gradient.grad_fn
         # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
         if site.weight_by_autograd and wants_weight:
             weight_gradient = site.weight_gradient(inputs, output_gradient)
@@ -291,16 +322,15 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, site: Site) -> Tensor:
-        ctx.save_for_backward(weight)
+        ctx.save_for_backward(output_gradient, weight)
         ctx.set_materialize_grads(False)
         ctx.site = site
         return site.input_gradient(output_gradient, weight, inputs.detach())
 
     @staticmethod
-    def backward(ctx: Any, tangents: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        (weight,) = ctx.saved_tensors
-        ctx.site.tangents, ctx.site.visited = tangents, True
-        return ctx.site.differentiate_input_gradient(tangents, weight), None, None, None
+    def backward(ctx: Any, tangents: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        output_gradient, weight = ctx.saved_tensors
+        return *ctx.site.differentiate_input_gradient(tangents, weight, output_gradient), None, None
 
 
 class Rectify(torch.autograd.Function):

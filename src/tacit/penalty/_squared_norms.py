@@ -30,6 +30,7 @@ def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
 
 def inner_product(site: Site, direction: Tensor | None, bias_direction: Tensor | None) -> Tensor:
     """⟨V, G⟩ + ⟨v, b̄⟩ of one use of a layer, with constant V and v, one of which may be missing."""
+    site.direct = True
     return _InnerProduct.apply(site, direction, bias_direction, _wide(_inputs(site)), _wide(_output_gradient(site)))
 
 
@@ -57,6 +58,8 @@ def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
 
 
 def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
+    for site in sites:
+        site.direct = True
     flat = [tensor for site in sites for tensor in (_wide(_inputs(site)), _wide(_output_gradient(site)))]
     return _DirectNorm.apply(list(sites), with_bias, *flat)
 

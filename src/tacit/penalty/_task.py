@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit.penalty._capture import leaf_uses
+from tacit._graph import leaf_uses
 from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._state import without_hooks
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit._graph import leaf_uses
 from tacit._tree import total
-from tacit.penalty._capture import leaf_uses
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task

@@ -11,15 +11,18 @@ Six matrix products per linear layer in the Gram form, nine in the direct form; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit._graph import leaf_uses, nodes
 from tacit._tree import total
-from tacit.penalty._capture import Capture, leaf_uses
+from tacit.penalty._capture import Capture
+from tacit.penalty._check import check_against_double_backward
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._sites import LinearSite, Site
 from tacit.penalty._squared_norms import (
@@ -54,52 +57,56 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     device = next(iter(task.parameters.values())).device.type
     views = [_capture(task, closure) for closure in task.closures]
     parameters = list(task.parameters.values())
+    sites = [site for view in views for site in view.sites]
     checked = False
     with torch.autocast(device, enabled=False):
         norm = share = torch.zeros_like(views[0].loss)
+        means: list[list[Tensor]] | None = None
         if task.strength:  # without a penalty one backward pass is enough, and sites need no D
             for view in views:
                 _inner_pass(view, parameters, task.scale)
             if task.mean is None:
                 norm = share = _inner_product(views, parameters) / task.scale**2
             else:
-                norm, share = _share(task, views, parameters)
-            if task.options.get("check_sites") and len(views) == 1 and task.mean is None:
-                checked = _check(views[0], parameters, norm.detach(), task.scale)
+                norm, share, means = _share(task, task.mean, views, parameters)
+            comes = _input_gradients_to_come(sites, share)
+            if task.options.get("check_sites"):
+                checked = check_against_double_backward(
+                    [view.loss for view in views], sites, comes, parameters,
+                    norm=share, scale=task.scale, means=means,
+                )  # fmt: skip
+        else:
+            comes = [False] * len(sites)
         loss = torch.stack([view.loss for view in views]).mean()
-        sites = [site for view in views for site in view.sites]
         factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
-        for site in sites:
+        for site, input_gradient_comes in zip(sites, comes, strict=True):
             site.inner = False
+            site.start_outer_pass(input_gradient_comes=input_gradient_comes)
         for site in factored:
             site.keep_factors = True
         task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
+    if not all(site.complete for site in sites):
+        raise InputError(
+            "autograd did not visit all parts of a layer, so a term of the penalty's gradient is missing. "
+            "Use method='double_backward'."
+        )
     outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
     return outcome, [site for site in factored if isinstance(site, LinearSite)]
 
 
-def _check(view: View, parameters: Sequence[nn.Parameter], norm: Tensor, scale: float) -> bool:
-    """‖∇Ĉ‖² from the sites against that of a plain backward pass: a use that no site saw cannot go unnoticed.
+def _input_gradients_to_come(sites: Sequence[Site], share: Tensor) -> list[bool]:
+    """For each site whether the outer pass will visit its input gradient: whether the penalty depends on it.
 
-    Returns whether the two could be compared. Where one is not finite the check is left to a later step: half precision
-    overflows in the first steps of a GradScaler, which expects that, and a run that diverges has no norm either.
+    An input may need a gradient that the norm has no use for: the batch itself, an encoder outside the model, layers
+    below that are excluded. Only the direct form leaves something for that visit, so only its sites need to know.
     """
-    for site in view.sites:
-        site.ordinary = lambda: True
-    with without_hooks(parameters):  # scaled as the sites' pass was, or half precision rounds the two differently
-        gradients = torch.autograd.grad(scale * view.loss, parameters, retain_graph=True, allow_unused=True)
-    for site in view.sites:
-        site.ordinary = lambda: False
-    squares = [gradient.detach().float().square().sum() for gradient in gradients if gradient is not None]
-    plain = total(squares) / scale**2
-    if not (norm.isfinite() and plain.isfinite()):
-        return False
-    if not torch.isclose(norm.float(), plain, rtol=0.02):  # two roundings of half precision; a missed use is larger
-        raise InputError(
-            f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass {plain.item():.6g}; "
-            "some use of a parameter was not seen. Use method='double_backward'."
-        )
-    return True
+    reached: set[Any] = set()
+    if any(site.direct and site.input_gradient_node is not None for site in sites):
+        reached = set(nodes(share))
+    found = [site.input_gradient_node in reached for site in sites]
+    for site in sites:
+        site.input_gradient_node = None  # the node knows its site, too: a cycle would keep both alive
+    return found
 
 
 def plan(task: Task) -> dict[str, str]:
@@ -175,14 +182,18 @@ def _inner_product(views: Sequence[View], parameters: Sequence[nn.Parameter]) ->
     return 0.5 * (both - each[0] - each[1])
 
 
-def _share(task: Task, views: Sequence[View], parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """‖ḡ‖² of the gradient's mean over workers, and this worker's share of it, 2⟨g, ḡ⟩ − ‖ḡ‖² (see `Task`).
+def _share(
+    task: Task,
+    mean: Callable[[Sequence[Tensor]], list[Tensor]],
+    views: Sequence[View],
+    parameters: Sequence[nn.Parameter],
+) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
+    """‖ḡ‖² of the gradient's mean over workers, this worker's share of it, 2⟨g, ḡ⟩ − ‖ḡ‖² (see `Task`), and the ḡ.
 
     ḡ has to be formed to be averaged, so every layer takes the direct form here.
     """
-    assert task.mean is not None
     own = [_formed(view, parameters) for view in views]
-    means = [task.mean([gradient / task.scale for gradient in gradients]) for gradients in own]
+    means = [mean([gradient / task.scale for gradient in gradients]) for gradients in own]
     norm = total((a * b).sum() for a, b in zip(means[0], means[-1], strict=True))
     along = []
     for view, other in zip(views, reversed(means), strict=True):
@@ -196,7 +207,7 @@ def _share(task: Task, views: Sequence[View], parameters: Sequence[nn.Parameter]
         if not terms:
             raise InputError(NOTHING_REACHED)
         along.append(total(term.to(terms[0].dtype) for term in terms))
-    return norm, 2 * torch.stack(along).mean() / task.scale - norm
+    return norm, 2 * torch.stack(along).mean() / task.scale - norm, means
 
 
 def _formed(view: View, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -1,0 +1,143 @@
+"""One step of `gram` compared with a plain double backward on the same graph: norms, and gradients of the penalty.
+
+A use of a parameter that no site saw changes the norm. A term that the outer pass lost leaves the norm as it is and
+changes its gradient, so both are compared. The comparison costs one double backward; it is made once per penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit._graph import leaf_uses
+from tacit._tree import total
+from tacit.penalty._sites import Site
+from tacit.penalty._state import without_hooks
+
+NORM_TOLERANCE = 0.02  # two roundings of half precision; a use that was not seen is larger
+GRADIENT_TOLERANCE = 1e-3  # below it the error is smaller than what λ is ever known to
+# Rounding may be all there is of a gradient (half precision, a loss near 0). It is measured where it matters, and twice
+# the measured size, for each of the two gradients compared, times 5, for its scatter, is called rounding.
+NOISE_FACTOR = 20
+
+
+def check_against_double_backward(
+    losses: Sequence[Tensor],
+    sites: Sequence[Site],
+    input_gradients_to_come: Sequence[bool],
+    parameters: Sequence[nn.Parameter],
+    *,
+    norm: Tensor,
+    scale: float,
+    means: Sequence[Sequence[Tensor]] | None,
+) -> bool:
+    """Raises where `norm` or its gradient differs from double backward's; returns whether they could be compared.
+
+    Where one is not finite the check is left to a later step: half precision overflows in the first steps of a
+    GradScaler, which expects that, and a run that diverges has no norm either. So it is where rounding hides the
+    difference, and where torch has no second derivative for a plain double backward.
+    """
+    leaves = list({id(leaf): leaf for loss in losses for leaf in leaf_uses(loss)}.values())
+    found = _gradients_by_sites(losses, sites, input_gradients_to_come, norm, leaves)
+    try:
+        plain_norm, plain = _by_double_backward(losses, sites, parameters, leaves, scale, means)
+    except RuntimeError:
+        return False
+    if not (norm.isfinite() and plain_norm.isfinite()):
+        return False
+    if not torch.isclose(norm.detach().float(), plain_norm.float(), rtol=NORM_TOLERANCE):
+        raise InputError(
+            f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass "
+            f"{plain_norm.item():.6g}; some use of a parameter was not seen. Use method='double_backward'."
+        )
+    apart, size = _distance(found, plain), _length(plain)
+    if not (apart.isfinite() and size.isfinite()):
+        return False
+    if apart <= GRADIENT_TOLERANCE * size:
+        return True
+    # Scaled by 3, which is no power of two, all products round differently: what that changes is rounding.
+    _, again = _by_double_backward(losses, sites, parameters, leaves, 3 * scale, means)
+    noise = _distance(again, plain)
+    if not noise.isfinite() or apart <= NOISE_FACTOR * noise:
+        return False
+    raise InputError(
+        f"the gradient of ‖∇Ĉ‖² from the layers seen in the closure differs from double backward's by "
+        f"{float(apart / size):.2g} of its length; a term is missing. Use method='double_backward'."
+    )
+
+
+def _gradients_by_sites(
+    losses: Sequence[Tensor],
+    sites: Sequence[Site],
+    input_gradients_to_come: Sequence[bool],
+    norm: Tensor,
+    leaves: Sequence[Tensor],
+) -> list[Tensor]:
+    """∇R as the outer pass finds it. The losses take part with weight 0, so that every layer is visited."""
+    for site, comes in zip(sites, input_gradients_to_come, strict=True):
+        site.inner, site.keep_for_another_pass = False, True
+        site.start_outer_pass(input_gradient_comes=comes)
+    objective = norm + 0 * torch.stack(list(losses)).sum()
+    try:
+        return _gradients(objective, leaves)
+    finally:
+        for site in sites:
+            site.keep_for_another_pass = False
+
+
+def _by_double_backward(
+    losses: Sequence[Tensor],
+    sites: Sequence[Site],
+    parameters: Sequence[nn.Parameter],
+    leaves: Sequence[Tensor],
+    scale: float,
+    means: Sequence[Sequence[Tensor]] | None,
+) -> tuple[Tensor, list[Tensor]]:
+    """R and ∇R with every site an ordinary layer."""
+    were = [site.ordinary for site in sites]
+    for site in sites:
+        site.ordinary = lambda: True
+    try:
+        # Scaled as the sites' pass was, or half precision rounds the two differently.
+        with without_hooks(parameters):
+            gradients = [
+                torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True) for loss in losses
+            ]
+        if means is None:
+            norm = _inner_product(gradients[0], gradients[-1]) / scale**2
+        else:
+            along = [_inner_product(own, other) for own, other in zip(gradients, reversed(means), strict=True)]
+            constant = _inner_product(means[0], means[-1])
+            norm = 2 * torch.stack(along).mean() / scale - constant
+        return norm.detach(), _gradients(norm, leaves)
+    finally:
+        for site, ordinary in zip(sites, were, strict=True):
+            site.ordinary = ordinary
+
+
+def _gradients(objective: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    if not (leaves and objective.requires_grad):
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    with without_hooks(leaves):
+        found = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)]
+
+
+def _inner_product(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    return total((_wide(a) * _wide(b)).sum() for a, b in pairs)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to_dense().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.to_dense()
+
+
+def _distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    return _length([_wide(a) - _wide(b) for a, b in zip(left, right, strict=True)])
+
+
+def _length(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([_wide(tensor).norm().double().cpu() for tensor in tensors] or [torch.zeros(())]).norm()
