@@ -288,7 +288,12 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.site = site
-        return site.forward(inputs, weight, bias)
+        outputs = site.forward(inputs, weight, bias)
+        # Autograd forbids changes in place (a ReLU, `h += x`) on a view that a Function made, even if nobody else holds
+        # its base. A layer's rows reshaped to tokens are such a view.
+        if outputs._is_view():
+            outputs = torch.ops.aten._unsafe_view(outputs.contiguous(), outputs.shape)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
