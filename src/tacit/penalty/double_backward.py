@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit._tree import total
+from tacit.penalty._buffers import BufferVersions
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import without_hooks
 from tacit.penalty._task import Outcome, Task
@@ -23,7 +24,9 @@ def backward(task: Task) -> Outcome:
     """Exact; forms every weight gradient inside the graph."""
     parameters = list(task.parameters.values())
     losses = [task.loss(closure) for closure in task.closures]
-    gradients = [_gradients(loss, parameters, task.scale) for loss in losses]
+    before = BufferVersions(task.model)
+    # The last view first, as one backward pass of the mean of both losses visits them.
+    gradients = [_gradients(loss, parameters, task.scale) for loss in reversed(losses)][::-1]
     norm = share = inner_product(gradients[0], gradients[-1])
     if task.mean is not None:
         means = [task.mean(parts) for parts in gradients]
@@ -31,7 +34,8 @@ def backward(task: Task) -> Outcome:
         along = [inner_product(parts, other) for parts, other in zip(gradients, reversed(means), strict=True)]
         share = 2 * torch.stack(along).mean() - norm
     loss = torch.stack(losses).mean()
-    task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
+    with before.keep_from_here():
+        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
     return Outcome(loss.detach(), norm.detach())
 
 

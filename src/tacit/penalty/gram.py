@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses, nodes
 from tacit._tree import total
+from tacit.penalty._buffers import BufferVersions
 from tacit.penalty._capture import Capture
 from tacit.penalty._check import check_against_double_backward
 from tacit.penalty._refusals import NOTHING_REACHED
@@ -56,42 +57,54 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     """`backward`; with `keep_factors` linear weights get no `.grad` but leave their factors on the returned sites."""
     device = next(iter(task.parameters.values())).device.type
     views = [_capture(task, closure) for closure in task.closures]
-    parameters = list(task.parameters.values())
     sites = [site for view in views for site in view.sites]
+    factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
+    loss = torch.stack([view.loss for view in views]).mean()
     checked = False
     with torch.autocast(device, enabled=False):
-        norm = share = torch.zeros_like(views[0].loss)
-        means: list[list[Tensor]] | None = None
-        if task.strength:  # without a penalty one backward pass is enough, and sites need no D
-            for view in views:
-                _inner_pass(view, parameters, task.scale)
-            if task.mean is None:
-                norm = share = _inner_product(views, parameters) / task.scale**2
-            else:
-                norm, share, means = _share(task, task.mean, views, parameters)
-            comes = _input_gradients_to_come(sites, share)
-            if task.options.get("check_sites"):
-                checked = check_against_double_backward(
-                    [view.loss for view in views], sites, comes, parameters,
-                    norm=share, scale=task.scale, means=means,
-                )  # fmt: skip
+        if not task.strength:  # one backward pass is enough, and sites need no D
+            norm = torch.zeros_like(loss)
+            _outer_pass(task, loss, sites, [False] * len(sites), factored)
         else:
-            comes = [False] * len(sites)
-        loss = torch.stack([view.loss for view in views]).mean()
-        factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
-        for site, input_gradient_comes in zip(sites, comes, strict=True):
-            site.inner = False
-            site.start_outer_pass(input_gradient_comes=input_gradient_comes)
-        for site in factored:
-            site.keep_factors = True
-        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
+            before = BufferVersions(task.model)
+            norm, share, means = _penalty(task, views)
+            with before.keep_from_here():
+                comes = _input_gradients_to_come(sites, share)
+                if task.options.get("check_sites"):
+                    checked = check_against_double_backward(
+                        [view.loss for view in views], sites, comes, list(task.parameters.values()),
+                        norm=share, scale=task.scale, means=means,
+                    )  # fmt: skip
+                _outer_pass(task, loss + task.strength / 4 * share, sites, comes, factored)
+    outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
+    return outcome, [site for site in factored if isinstance(site, LinearSite)]
+
+
+def _penalty(task: Task, views: Sequence[View]) -> tuple[Tensor, Tensor, list[list[Tensor]] | None]:
+    """The inner passes, ‖∇Ĉ‖² and the part of it that this task differentiates; with workers also their mean ∇Ĉ."""
+    parameters = list(task.parameters.values())
+    for view in reversed(views):  # the last first, as one backward pass of the mean of both losses visits them
+        _inner_pass(view, parameters, task.scale)
+    if task.mean is not None:
+        return _share(task, task.mean, views, parameters)
+    norm = _inner_product(views, parameters) / task.scale**2
+    return norm, norm, None
+
+
+def _outer_pass(
+    task: Task, objective: Tensor, sites: Sequence[Site], comes: Sequence[bool], factored: Sequence[Site]
+) -> None:
+    for site, input_gradient_comes in zip(sites, comes, strict=True):
+        site.inner = False
+        site.start_outer_pass(input_gradient_comes=input_gradient_comes)
+    for site in factored:
+        site.keep_factors = True
+    task.finish(task.weight * task.scale * objective)
     if not all(site.complete for site in sites):
         raise InputError(
             "autograd did not visit all parts of a layer, so a term of the penalty's gradient is missing. "
             "Use method='double_backward'."
         )
-    outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
-    return outcome, [site for site in factored if isinstance(site, LinearSite)]
 
 
 def _input_gradients_to_come(sites: Sequence[Site], share: Tensor) -> list[bool]:
