@@ -36,12 +36,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import tacit
+from tacit._provenance import provenance
 from tacit._random import generator
 from tacit.batching import epoch_batches
-from tacit.studies import batched_mlp
-from tacit.studies.batched_mlp import Layers
-from tacit.studies.models import mlp
-from tacit.studies.provenance import provenance
+from tacit.studies.train import batched_mlp
+from tacit.studies.train.batched_mlp import Layers
+from tacit.studies.train.models import mlp
 
 ROWS = Path(__file__).parent / "results" / "advice.jsonl"
 TABLE = Path(__file__).parent / "results" / "advice.json"
@@ -68,11 +68,11 @@ TASKS = {
 
 def data(task: Task) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if task.name == "mnist1d":
-        from tacit.studies.datasets import load
+        from tacit.studies.data.load import load
 
         found = load("mnist1d")
     else:
-        from tacit.studies.fashion_mnist import load_fashion_mnist
+        from tacit.studies.data.fashion_mnist import load_fashion_mnist
 
         found = load_fashion_mnist()
     n = task.train_size
@@ -88,8 +88,9 @@ def accuracies(layers: Layers, inputs: Tensor, targets: Tensor) -> list[float]:
 def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: float, micro: int) -> list[Tensor]:
     """∇ of the mean over micro-batches of Ĉₖ + (λ/4)‖∇Ĉₖ‖², for all runs: weights first, then biases.
 
-    What `tacit.GradientPenalty(micro_batch_size=…)` adds to `.grad`, in the algebra of `tacit.studies.batched_mlp` with
-    the minibatch's rows folded into micro-batches where rows meet rows. `check` compares the two.
+    What `tacit.GradientPenalty(micro_batch_size=…)` adds to `.grad`, in the algebra of
+    `tacit.studies.train.batched_mlp` with the minibatch's rows folded into micro-batches where rows meet rows. `check`
+    compares the two.
     """
     runs, rows, _ = inputs.shape
 

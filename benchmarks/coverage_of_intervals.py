@@ -20,13 +20,13 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from tacit._provenance import provenance
 from tacit._random import generator
 from tacit.batching import epoch_batches
 from tacit.diagnostics import estimates
 from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse
-from tacit.studies.datasets import load
-from tacit.studies.models import mlp
-from tacit.studies.provenance import provenance
+from tacit.studies.data.load import load
+from tacit.studies.train.models import mlp
 
 TRAIN_SIZE, SAMPLE, FEW, SEED = 2048, 512, 128, 1
 

@@ -37,12 +37,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 import tacit
+from tacit._provenance import provenance
 from tacit._random import generator
 from tacit.bench.memory import peak_bytes, state_bytes
 from tacit.bench.models import Workload
 from tacit.diagnostics.per_example import ExampleGradients
-from tacit.studies.models import mlp, wide_resnet
-from tacit.studies.provenance import provenance
+from tacit.studies.train.models import mlp, wide_resnet
 
 Way = Callable[[], float]
 
@@ -65,7 +65,7 @@ def random_examples(count: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 def fashion(count: int) -> tuple[Workload, str]:
     """The MLP 784-512-512-512-10 on the first images of Fashion-MNIST."""
-    from tacit.studies.fashion_mnist import load_fashion_mnist
+    from tacit.studies.data.fashion_mnist import load_fashion_mnist
 
     model = mlp([784, 512, 512, 512, 10], generator(0, "init"))
     try:
@@ -81,7 +81,7 @@ def resnet(count: int) -> tuple[Workload, str]:
 
     At their initial value 0 the scalars would cut every branch off, and its gradients would be zeros.
     """
-    from tacit.studies.datasets import DATASETS, load
+    from tacit.studies.data.load import DATASETS, load
 
     model = wide_resnet(10, 1, generator=generator(0, "init"))
     with torch.no_grad():

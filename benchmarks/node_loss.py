@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tacit._provenance import provenance
 from tacit.studies import runner
-from tacit.studies.provenance import provenance
-from tacit.studies.ray_executor import RayExecutor
-from tacit.studies.ray_session import import_ray, loopback_only
-from tacit.studies.study import load_study, parse_study
+from tacit.studies.describe.study import load_study, parse_study
+from tacit.studies.execute.ray.executor import RayExecutor
+from tacit.studies.execute.ray.session import import_ray, loopback_only
 
 SMALL = {
     "name": "node-loss",

@@ -6,8 +6,8 @@
 Two questions. MLPs with a run axis (`batched_mlp`): how many runs per fleet, for widths from 64 to 4096? Wide-ResNets:
 is a run axis (`torch.func.vmap` over stacked models, one minibatch each) faster than one model after the other? All
 sizes of one model run in turns, round by round; `times_alone` is the median over rounds of the time per run in a fleet
-over the time of a fleet of one in the same round: below 1 the fleet pays. The rule in `tacit.studies.packing` is read
-off this.
+over the time of a fleet of one in the same round: below 1 the fleet pays. The rule in `tacit.studies.train.packing` is
+read off this.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
+from tacit._provenance import provenance
 from tacit._random import generator
-from tacit.studies import batched_mlp, operations
-from tacit.studies.models import wide_resnet
-from tacit.studies.packing import ALONE
-from tacit.studies.provenance import provenance
-from tacit.studies.single import Single
-from tacit.studies.spec import RunSpec
+from tacit.studies.describe.spec import RunSpec
+from tacit.studies.train import batched_mlp, operations
+from tacit.studies.train.models import wide_resnet
+from tacit.studies.train.module_program import Single
+from tacit.studies.train.packing import ALONE
 
 BATCH_SIZE, RATE, STRENGTH = 32, 2**-20, 2**-6  # a rate so small that the models stay where they are
 WIDTHS = {64: (1, 4, 8, 16, 24, 32), 128: (1, 4, 8, 16, 24), 256: (1, 4, 8, 16, 24), 512: (1, 2, 4, 8)}

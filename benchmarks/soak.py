@@ -34,9 +34,9 @@ import soak_faults
 from soak_damage import hook_disk
 from soak_life import Life, end_all, outlived, start_cluster
 
-from tacit.studies.packing import pack
-from tacit.studies.provenance import provenance
-from tacit.studies.study import Study, parse_study
+from tacit._provenance import provenance
+from tacit.studies.describe.study import Study, parse_study
+from tacit.studies.train.packing import pack
 
 PATIENCE = 600.0  # seconds that the last round may take, without faults, after the time is over
 STUDY = parse_study(
@@ -207,7 +207,7 @@ def drive(folder: Path, args: argparse.Namespace) -> int:
     """A driver: what `tacit run` does, with frequent checkpoints and a disk that we can fill."""
     from tacit import InputError
     from tacit.studies import runner
-    from tacit.studies.stopping import exit_code
+    from tacit.studies.execute.signals import exit_code
 
     hook_disk(folder)
     try:

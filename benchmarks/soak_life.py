@@ -89,7 +89,7 @@ def descendants(root: int) -> list[int]:
 
 def trains(pid: int) -> bool:
     line = words(pid)
-    return "tacit.studies.worker" in line or line.startswith("ray::RayWorker")
+    return "tacit.studies.execute.worker" in line or line.startswith("ray::RayWorker")
 
 
 def words(pid: int) -> str:
@@ -123,7 +123,7 @@ def send_signal(pid: int, number: int) -> bool:
 # -- a cluster on this machine ----------------------------------------------------------------------------------------
 def start_cluster() -> Any:
     """A head and one node of one core each, on the loopback address, for this process and all that it starts."""
-    from tacit.studies.ray_session import import_ray, loopback_only
+    from tacit.studies.execute.ray.session import import_ray, loopback_only
 
     import_ray()
     UNTIL_THE_END.enter_context(loopback_only())  # drivers inherit it through the environment

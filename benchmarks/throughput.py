@@ -26,13 +26,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tacit.studies import runner, worker
-from tacit.studies.datasets import load
-from tacit.studies.executors import LocalExecutor
-from tacit.studies.packing import pack
-from tacit.studies.provenance import provenance
-from tacit.studies.ray_executor import RayExecutor
-from tacit.studies.study import Study, parse_study
+from tacit._provenance import provenance
+from tacit.studies import runner
+from tacit.studies.data.load import load
+from tacit.studies.describe.study import Study, parse_study
+from tacit.studies.execute import worker
+from tacit.studies.execute.local import LocalExecutor
+from tacit.studies.execute.ray.executor import RayExecutor
+from tacit.studies.train.packing import pack
 
 FLEETS, RUNS = 2, 24
 ROUND = ("local-1", "local-2", "ray-2", "ray-2", "local-2")

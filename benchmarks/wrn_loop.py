@@ -5,8 +5,8 @@
 
 The other loop is a Dataset of uint8 images with the usual transforms, image by image (pad by 4, random crop, random
 flip, to float, normalise), a shuffling DataLoader without and with worker processes, and `torch.optim.SGD` with weight
-decay. Ours is `tacit.studies.fleet.Training`, evaluations left out. All run in turns of several minibatches in one
-process with the same number of threads; each turn runs twice and the second run counts, so a loader's workers have
+decay. Ours is `tacit.studies.train.training.Training`, evaluations left out. All run in turns of several minibatches in
+one process with the same number of threads; each turn runs twice and the second run counts, so a loader's workers have
 nothing prepared from the turns between. Ratios are medians over rounds of times in the same round.
 """
 
@@ -29,13 +29,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import tacit
+from tacit._provenance import provenance
 from tacit._random import generator
-from tacit.studies.datasets import DATASETS, Data, load
-from tacit.studies.fleet import Training
-from tacit.studies.models import wide_resnet
-from tacit.studies.packing import Fleet
-from tacit.studies.provenance import provenance
-from tacit.studies.spec import RunSpec
+from tacit.studies.data.load import DATASETS, Data, load
+from tacit.studies.describe.spec import RunSpec
+from tacit.studies.train.models import wide_resnet
+from tacit.studies.train.packing import Fleet
+from tacit.studies.train.training import Training
 
 BATCH_SIZE, DECAY, RATE, STRENGTH = 32, 5e-4, 2**-12, 2**-6
 TRAIN_SIZE = 4096

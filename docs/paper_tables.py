@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from tacit.report.settings import compared, planned
-from tacit.studies.costs import cost, in_digits, operations
+from tacit.studies.cost import cost, in_digits, operations
+from tacit.studies.describe.library import library
+from tacit.studies.describe.spec import RunSpec
 from tacit.studies.estimate import in_words
-from tacit.studies.library import library
-from tacit.studies.spec import RunSpec
 
 PAGE = Path(__file__).parent / "paper-scale.md"
 

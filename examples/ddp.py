@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.studies.datasets import load
+from tacit.studies.data.load import load
 
 TRAIN_SIZE, BATCH_SIZE = 1024, 32  # of all workers together
 LEARNING_RATE, STRENGTH = 2**-3, 2**-2

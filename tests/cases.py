@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.studies.models import SkipInitBlock, mlp
+from tacit.studies.train.models import SkipInitBlock, mlp
 
 
 @dataclass(frozen=True)

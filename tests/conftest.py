@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit.studies.datasets import Data, load
+from tacit.studies.data.load import Data, load
 
 torch.set_num_threads(1)
 

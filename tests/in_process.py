@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.studies.attempts import Task, Watch
-from tacit.studies.checkpoint import DamagedCheckpointError
-from tacit.studies.datasets import Data
-from tacit.studies.fleet import Training
-from tacit.studies.packing import Fleet
+from tacit.studies.data.load import Data
+from tacit.studies.describe.study import Study, parse_study
+from tacit.studies.execute.attempts import Task, Watch
+from tacit.studies.execute.wire import Message
 from tacit.studies.runner import Watcher
-from tacit.studies.study import Study, parse_study
-from tacit.studies.wire import Message
+from tacit.studies.train.checkpoint import DamagedCheckpointError
+from tacit.studies.train.packing import Fleet
+from tacit.studies.train.training import Training
 
 
 def study(**fixed: Any) -> Study:

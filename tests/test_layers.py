@@ -11,7 +11,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "tacit"
 LAYERS = [
-    {"_arguments", "_calls", "_errors", "_files", "_graph", "_random", "_tree"},
+    {
+        *["_arguments", "_calls", "_counted", "_errors", "_files", "_graph", "_parsing", "_provenance", "_random"],
+        *["_terminal_bar", "_tree"],
+    },
     {"batching", "edges", "problem", "schedules"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"studies"},
@@ -21,7 +24,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHOUT_TORCH = [
     *["tacit", "tacit.cli", "tacit.report"],
-    *["tacit.studies.spec", "tacit.studies.store", "tacit.studies.summary"],
+    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.ensemble"],
 ]
 
 

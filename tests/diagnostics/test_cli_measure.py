@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit._random import generator
 from tacit.cli import app
-from tacit.studies.models import mlp
+from tacit.studies.train.models import mlp
 
 SMALL = ["--train-size", "64", "--width", "8", "--depth", "1"]
 

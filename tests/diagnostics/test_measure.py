@@ -16,7 +16,7 @@ from cases import batch_norm_net, labels, numbers, spread
 from tacit.diagnostics import estimates
 from tacit.diagnostics.curvature import largest_eigenvalue
 from tacit.diagnostics.tails import tail_index
-from tacit.studies.models import mlp, wide_resnet
+from tacit.studies.train.models import mlp, wide_resnet
 
 
 def small_problem(count: int = 12, *, weight_decay: float = 0.0) -> tacit.Problem:

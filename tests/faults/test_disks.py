@@ -1,6 +1,6 @@
 """Disks that fill up, refuse, forget or change what they hold: a sentence, and the same rows once they behave again.
 
-Deaths at every single write, refusals of every kind and damaged rows are in tests/studies/test_running.py and
+Deaths at every single write, refusals of every kind and damaged rows are in tests/studies/execute/test_running.py and
 test_store.py; here are quotas, real file systems, cut files and clocks.
 """
 
@@ -22,14 +22,16 @@ import pytest
 
 from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 from tacit import InputError
-from tacit.studies import checkpoint, recorder, runner
-from tacit.studies.checkpoint import DamagedCheckpointError
-from tacit.studies.datasets import Data
-from tacit.studies.fleet import Training
-from tacit.studies.packing import pack
+from tacit.studies import runner
+from tacit.studies.data.load import Data
 from tacit.studies.progress import Display
-from tacit.studies.status import study_status
-from tacit.studies.store import StudyFolder, read_rows
+from tacit.studies.store import writer as recorder
+from tacit.studies.store.folder import StudyFolder, read_rows
+from tacit.studies.store.status import study_status
+from tacit.studies.train import checkpoint
+from tacit.studies.train.checkpoint import DamagedCheckpointError
+from tacit.studies.train.packing import pack
+from tacit.studies.train.training import Training
 
 SMALL = study(epochs=6)  # 24 minibatches: three checkpoints per fleet
 FLEET = pack(SMALL.runs)[0]

@@ -22,14 +22,18 @@ import pytest
 from mutations import bytes_mutated, value_mutated
 
 from tacit import InputError
-from tacit.studies import checkpoint, cifar10, datasets, estimate, fashion_mnist, wire
-from tacit.studies.data_streams import Content, UnreadableError, unpacked, whole
-from tacit.studies.datasets import Data
-from tacit.studies.fleet import Training
-from tacit.studies.packing import pack
-from tacit.studies.status import study_status
-from tacit.studies.store import Damage, StudyFolder, read_rows
-from tacit.studies.study import load_study, parse_study
+from tacit.studies import estimate
+from tacit.studies.data import cifar10, fashion_mnist
+from tacit.studies.data import load as datasets
+from tacit.studies.data.load import Data
+from tacit.studies.data.streams import Content, UnreadableError, unpacked, whole
+from tacit.studies.describe.study import load_study, parse_study
+from tacit.studies.execute import wire
+from tacit.studies.store.folder import Damage, StudyFolder, read_rows
+from tacit.studies.store.status import study_status
+from tacit.studies.train import checkpoint
+from tacit.studies.train.packing import pack
+from tacit.studies.train.training import Training
 
 REFUSALS = (InputError, UnreadableError)  # DamagedCheckpointError is an InputError; Damage is a value
 TOML = """

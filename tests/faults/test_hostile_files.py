@@ -1,6 +1,6 @@
 """Files made to harm: nothing is unpickled or evaluated, and whatever a file claims, reading it costs little memory.
 
-Archives with paths that point elsewhere and members of terabytes are in tests/studies/test_cifar10.py.
+Archives with paths that point elsewhere and members of terabytes are in tests/studies/data/test_cifar10.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tacit import InputError
-from tacit.studies.packing import pack
-from tacit.studies.store import Damage, StudyFolder
-from tacit.studies.study import load_study, parse_study
-from tacit.studies.untrusted import parse_json, parse_toml, read_bounded
+from tacit._parsing import parse_json, parse_toml, read_bounded
+from tacit.studies.describe.study import load_study, parse_study
+from tacit.studies.store.folder import Damage, StudyFolder
+from tacit.studies.train.packing import pack
 
 SOURCE = Path(__file__).parents[2] / "src" / "tacit"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -193,7 +193,7 @@ LITTLE = r"""
 import resource, sys
 from pathlib import Path
 from tacit import InputError
-from tacit.studies.store import StudyFolder
+from tacit.studies.store.folder import StudyFolder
 
 store, fleet = StudyFolder(Path(sys.argv[1])), sys.argv[2]
 store.write_checkpoint(fleet, b"small")
@@ -221,11 +221,11 @@ HARM = r"""
 import gzip, hashlib, json, os, resource, sys
 from pathlib import Path
 from tacit import InputError
-from tacit.studies import checkpoint
-from tacit.studies.checkpoint import DamagedCheckpointError
-from tacit.studies.data_streams import UnreadableError, unpacked
-from tacit.studies.store import Damage, StudyFolder
-from tacit.studies.study import load_study
+from tacit.studies.train import checkpoint
+from tacit.studies.train.checkpoint import DamagedCheckpointError
+from tacit.studies.data.streams import UnreadableError, unpacked
+from tacit.studies.store.folder import Damage, StudyFolder
+from tacit.studies.describe.study import load_study
 import safetensors.numpy
 
 work, fleet = Path(sys.argv[1]), sys.argv[2]

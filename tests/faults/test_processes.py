@@ -1,8 +1,8 @@
 """Processes that die, starve, stall or come twice: the same rows, and the exit codes that batch systems read.
 
 A dozen SIGKILLs of the driver, SIGKILLs of workers, fleets that fail three times, Ctrl-C and SIGTERM from Python are
-in tests/studies/test_running.py; a lost Ray worker, node and driver in test_ray_executor.py. An out-of-memory killer's
-SIGKILL is any other SIGKILL; here is the allocation that fails.
+in tests/studies/execute/test_running.py; a lost Ray worker, node and driver in test_ray_executor.py. An out-of-memory
+killer's SIGKILL is any other SIGKILL; here is the allocation that fails.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pytest
 
 from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 from tacit.studies import runner
-from tacit.studies.datasets import Data
-from tacit.studies.executors import LocalExecutor, _Process
-from tacit.studies.packing import pack
-from tacit.studies.pool import RateUnknownError, Worker
-from tacit.studies.store import StudyFolder
-from tacit.studies.study import load_study
+from tacit.studies.data.load import Data
+from tacit.studies.describe.study import load_study
+from tacit.studies.execute.local import LocalExecutor, _Process
+from tacit.studies.execute.pool import RateUnknownError, Worker
+from tacit.studies.store.folder import StudyFolder
+from tacit.studies.train.packing import pack
 
 STUDY = """
 name = "small"

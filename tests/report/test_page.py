@@ -19,7 +19,7 @@ from tacit import InputError
 from tacit.cli import app
 from tacit.report import Report, build_report, read_parts, render, write_page
 from tacit.report.export import export
-from tacit.studies.library import library
+from tacit.studies.describe.library import library
 
 Maker = Callable[..., Path]
 

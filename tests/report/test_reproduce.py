@@ -13,7 +13,7 @@ from worlds import paper_world
 from tacit import InputError
 from tacit.cli import app
 from tacit.studies import runner
-from tacit.studies.attempts import FleetsFailedError
+from tacit.studies.execute.attempts import FleetsFailedError
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from worlds import paper_world
 from tacit.report import Report, build_report, read_parts, render
 from tacit.report.export import figure_json
 from tacit.report.settings import Setting, compared, described, paper_studies, planned, used
-from tacit.studies.library import library
-from tacit.studies.spec import LATER, RunSpec
+from tacit.studies.describe.library import library
+from tacit.studies.describe.spec import LATER, RunSpec
 
 Maker = Callable[..., Path]
 
@@ -104,7 +104,7 @@ def test_smaller_images_are_a_cut() -> None:
 def test_without_the_papers_files_a_report_is_made_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from tacit.studies import library as module
+    from tacit.studies.describe import library as module
 
     monkeypatch.setattr(module, "library_folder", lambda: tmp_path)
     paper_studies.cache_clear()

@@ -13,9 +13,9 @@ import pytest
 from worlds import bump, paper_world, sde_world
 
 from tacit.report import CATALOGUE, Report, build_report, read_parts
+from tacit.report.ensemble import Interval, ensemble
 from tacit.report.verdict import Verdict, above, below, both, within
-from tacit.studies.spec import RunSpec
-from tacit.studies.summary import Interval, ensemble
+from tacit.studies.describe.spec import RunSpec
 
 Maker = Callable[..., Path]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tacit.studies.library import library
-from tacit.studies.packing import pack
-from tacit.studies.spec import RunSpec
-from tacit.studies.store import StudyFolder
-from tacit.studies.study import load_study
+from tacit.studies.describe.library import library
+from tacit.studies.describe.spec import RunSpec
+from tacit.studies.describe.study import load_study
+from tacit.studies.store.folder import StudyFolder
+from tacit.studies.train.packing import pack
 
 Law = Callable[[RunSpec], float]
 

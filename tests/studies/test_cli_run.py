@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tacit import InputError, cli
-from tacit.studies.packing import pack
+from tacit.studies.describe.study import load_study
+from tacit.studies.execute.signals import Terminated, stopped_message, terminable, uninterrupted
 from tacit.studies.progress import Display
 from tacit.studies.runner import Plan, plan, run
-from tacit.studies.stopping import Terminated, stopped_message, terminable, uninterrupted
-from tacit.studies.store import StudyFolder
-from tacit.studies.study import load_study
+from tacit.studies.store.folder import StudyFolder
+from tacit.studies.train.packing import pack
 
 STUDY = """
 name = "small"

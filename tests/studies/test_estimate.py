@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tacit.studies import estimate
-from tacit.studies.packing import pack
-from tacit.studies.study import parse_study
+from tacit.studies.describe.study import parse_study
+from tacit.studies.train.packing import pack
 
 
 @pytest.fixture

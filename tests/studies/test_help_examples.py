@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tacit import cli
-from tacit.studies.library import SCALES, datasets, library
+from tacit.studies.describe.library import SCALES, datasets, library
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "status", "figures", "reproduce", "report", "slurm-script")

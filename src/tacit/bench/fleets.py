@@ -13,11 +13,11 @@ from torch import Tensor
 from tacit._random import generator
 from tacit.bench import steps
 from tacit.bench.models import SEED, Workload
-from tacit.studies.datasets import DATASETS, Data
-from tacit.studies.fleet import Training
-from tacit.studies.models import mlp
-from tacit.studies.packing import Fleet
-from tacit.studies.spec import RunSpec
+from tacit.studies.data.load import DATASETS, Data
+from tacit.studies.describe.spec import RunSpec
+from tacit.studies.train.models import mlp
+from tacit.studies.train.packing import Fleet
+from tacit.studies.train.training import Training
 
 RUNS, WIDTH, BATCH_SIZE = 24, 64, 32
 MINIBATCHES = 25  # per timed turn; fewer than the fleet's own look for divergence would time its absence

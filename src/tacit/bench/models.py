@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tacit._errors import InputError
 from tacit._random import generator
-from tacit.studies.models import he_initialise, mlp, wide_resnet
+from tacit.studies.train.models import he_initialise, mlp, wide_resnet
 
 SEED = 0
 

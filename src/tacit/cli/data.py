@@ -32,10 +32,10 @@ def list_(data_dir: DataDir = None) -> None:
 
     Example: `tacit data list`
     """
-    from tacit.studies.data_files import locate
-    from tacit.studies.data_sources import SOURCES
-    from tacit.studies.datasets import DATASETS, cache_folder
-    from tacit.studies.download import begun_parts
+    from tacit.studies.data.download import begun_parts
+    from tacit.studies.data.files import locate
+    from tacit.studies.data.load import DATASETS, cache_folder
+    from tacit.studies.data.published import SOURCES
 
     for name, facts in DATASETS.items():
         shape = "x".join(str(length) for length in facts.shape)
@@ -67,8 +67,8 @@ def get(names: Names = None, data_dir: DataDir = None) -> None:
 
     * `tacit data get cifar10 --data-dir data`
     """
-    from tacit.studies.download import fetch
-    from tacit.studies.download_bar import Bar
+    from tacit.studies.data.download import fetch
+    from tacit.studies.data.download_bar import Bar
 
     for name in _known(names):
         for path in fetch(name, data_dir, watch=Bar()):
@@ -86,8 +86,8 @@ def verify(names: Names = None, data_dir: DataDir = None) -> None:
 
     * `tacit data verify cifar10 --data-dir data`
     """
-    from tacit.studies.data_check import check_root, check_sums
-    from tacit.studies.data_files import roots
+    from tacit.studies.data.check import check_root, check_sums
+    from tacit.studies.data.files import roots
 
     found, wrong = [], []
     folders = [data_dir] if data_dir is not None else roots()
@@ -113,7 +113,7 @@ def verify(names: Names = None, data_dir: DataDir = None) -> None:
 
 
 def _known(names: list[str] | None) -> list[str]:
-    from tacit.studies.data_sources import SOURCES
+    from tacit.studies.data.published import SOURCES
 
     for name in names or ():
         if name not in SOURCES:

@@ -43,9 +43,9 @@ def figures(
     from tacit._errors import InputError
     from tacit.report import CATALOGUE
     from tacit.studies import runner
-    from tacit.studies.costs import cost, in_digits
+    from tacit.studies.cost import cost, in_digits
+    from tacit.studies.describe.library import library, results_name, studies_for
     from tacit.studies.estimate import in_words
-    from tacit.studies.library import library, results_name, studies_for
 
     if not 0 < tflops < float("inf"):
         raise InputError(f"tflops is {tflops:g}; expected a number greater than 0, such as 19.5.")

@@ -163,11 +163,11 @@ def _problem(
 
     from tacit._random import generator
     from tacit.problem import Problem
-    from tacit.studies import datasets
-    from tacit.studies.models import mlp
+    from tacit.studies.data import load as datasets
+    from tacit.studies.train.models import mlp
 
     if dataset in ("fashion-mnist", "fashion_mnist"):  # the second is how study files write it
-        from tacit.studies.fashion_mnist import load_fashion_mnist
+        from tacit.studies.data.fashion_mnist import load_fashion_mnist
 
         data = load_fashion_mnist()
     elif dataset == "mnist1d":

@@ -54,11 +54,11 @@ def reproduce(
     from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
-    from tacit.studies.attempts import FleetsFailedError
+    from tacit.studies.describe.library import library, results_name, studies_for
     from tacit.studies.estimate import in_words
-    from tacit.studies.library import library, results_name, studies_for
+    from tacit.studies.execute.attempts import FleetsFailedError
+    from tacit.studies.execute.signals import exit_code, stopped_message
     from tacit.studies.progress import Display
-    from tacit.studies.stopping import exit_code, stopped_message
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")

@@ -54,9 +54,9 @@ def run(
     """
     from tacit._errors import InputError
     from tacit.studies import runner
-    from tacit.studies.attempts import FleetsFailedError
+    from tacit.studies.execute.attempts import FleetsFailedError
+    from tacit.studies.execute.signals import exit_code, stopped_message
     from tacit.studies.progress import Display
-    from tacit.studies.stopping import exit_code, stopped_message
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
@@ -84,7 +84,7 @@ def run(
 
 def _models(plan: Plan) -> list[str]:
     """Every model of a study with its size, counted from its shape."""
-    from tacit.studies.operations import count
+    from tacit.studies.train.operations import count
 
     found = {}
     for run in plan.study.runs:

@@ -40,8 +40,8 @@ def slurm_script(
     """
     import sys
 
-    from tacit.studies.slurm import Job, script
-    from tacit.studies.study import load_study
+    from tacit.studies.describe.study import load_study
+    from tacit.studies.execute.slurm import Job, script
 
     study = load_study(file, overrides=overrides or [])
     job = Job(

@@ -19,6 +19,6 @@ def status(
 
     Example: `tacit status runs/rates`
     """
-    from tacit.studies.status import study_status
+    from tacit.studies.store.status import study_status
 
     print(study_status(folder))

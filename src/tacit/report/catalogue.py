@@ -9,15 +9,15 @@ from typing import Any
 
 from tacit._errors import InputError
 from tacit.report import collapse, inner_steps, orders, strengths, training
+from tacit.report.ensemble import Row
 from tacit.report.figure import Figure
 from tacit.report.generic import generic_figure
 from tacit.report.quotes import QUOTES
 from tacit.report.selection import MissingRowsError, Source, unshared_seeds
 from tacit.report.settings import compared, used
-from tacit.studies.spec import NAME
-from tacit.studies.store import StudyFolder, read_rows
-from tacit.studies.study import Study
-from tacit.studies.summary import Row
+from tacit.studies.describe.spec import NAME
+from tacit.studies.describe.study import Study
+from tacit.studies.store.folder import StudyFolder, read_rows
 
 
 @dataclass(frozen=True)

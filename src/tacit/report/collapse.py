@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacit.report import verdict as rules
+from tacit.report.collapse_score import Collapse, collapse
+from tacit.report.ensemble import Row, repeated, select
 from tacit.report.figure import Curve, Figure, Panel, caption, score_curve
 from tacit.report.selection import (
     APPENDIX_D,
@@ -23,8 +25,6 @@ from tacit.report.selection import (
 )
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, below, both
-from tacit.studies.collapse import Collapse, collapse
-from tacit.studies.summary import Row, repeated, select
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from tacit.report.catalogue import Report
 from tacit.report.draw import write_figure
+from tacit.report.ensemble import Interval
 from tacit.report.figure import Curve, Figure
 from tacit.report.files import write_file
 from tacit.report.page import environment_facts, outcome_counts
-from tacit.studies.summary import Interval
 
 
 def export(report: Report, folder: Path, *, command: str, kinds: tuple[str, ...] = ("svg",)) -> list[Path]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tacit.report.ensemble import Array, Cell, Ensemble, Interval, Row, ensemble, finite_cell, score_cell
 from tacit.report.selection import Source, learned
 from tacit.report.verdict import Verdict
-from tacit.studies.summary import Array, Cell, Ensemble, Interval, Row, ensemble, finite_cell, score_cell
 
 if TYPE_CHECKING:
     from tacit.report.settings import Setting

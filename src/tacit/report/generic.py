@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from tacit._errors import InputError
 from tacit.report.draw import PALETTE
+from tacit.report.ensemble import Row
 from tacit.report.figure import Figure, Panel, all_count, caption, score_curve
 from tacit.report.selection import VARIABLES, MissingRowsError, Source
 from tacit.report.strengths import figure
-from tacit.studies.summary import Row
 
 SCORES = {
     "best_test_accuracy": "highest test accuracy",

@@ -8,11 +8,11 @@ from typing import Any
 
 from tacit.report import verdict as rules
 from tacit.report.collapse import BARE, CONSTANT, DECAY, N_STEP, at_epochs, at_updates
+from tacit.report.ensemble import Interval, Row, best_mean, ensemble, group, score_cell, scores
 from tacit.report.figure import Curve, Figure, Panel, Point, all_count, caption, make_points, percent, power
 from tacit.report.selection import MissingRowsError, Source, alike, plain, shared_budgets
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Verdict, above, both, points, within
-from tacit.studies.summary import Interval, Row, best_mean, ensemble, group, score_cell, scores
 
 
 def highest(source: Source, rows: Sequence[Row]) -> dict[int, tuple[float, list[Row]]]:

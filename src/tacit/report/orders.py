@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tacit.report import verdict as rules
+from tacit.report.ensemble import Interval, ensemble, group, score_cell
 from tacit.report.figure import Figure, Panel, all_count, caption, percent, power, score_curve
 from tacit.report.selection import SGD, VARIABLES, MissingRowsError, Source, alike
 from tacit.report.strengths import TEST, figure
 from tacit.report.verdict import Outcome, Verdict, both, points, within
-from tacit.studies.summary import Interval, ensemble, group, score_cell
 
 RATE = VARIABLES["learning_rate"]
 NAMES = {

@@ -10,11 +10,11 @@ from typing import Any
 
 from tacit.report.catalogue import Report
 from tacit.report.draw import colour_of, panel_svg
+from tacit.report.ensemble import Interval
 from tacit.report.figure import Figure, Panel, power
 from tacit.report.files import write_file
 from tacit.report.settings import DATASET_NAMES
 from tacit.report.verdict import Outcome
-from tacit.studies.summary import Interval
 
 OUTCOMES: tuple[Outcome, ...] = ("agrees", "disagrees", "undecided")
 

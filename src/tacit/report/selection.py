@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tacit._errors import InputError
+from tacit.report.ensemble import Row, group, scores
 from tacit.report.verdict import LEARNED
-from tacit.studies.study import Study
-from tacit.studies.summary import Row, group, scores
+from tacit.studies.describe.study import Study
 
 Spec = Mapping[str, Any]
 

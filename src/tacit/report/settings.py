@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from tacit._errors import InputError
+from tacit.report.ensemble import Row
 from tacit.report.figure import power, seeds_text
 from tacit.report.selection import (
     epochs_of,
@@ -17,11 +18,10 @@ from tacit.report.selection import (
     small_rate,
     unshared_seeds,
 )
-from tacit.studies.datasets import DATASETS
-from tacit.studies.library import library
-from tacit.studies.spec import LATER, number
-from tacit.studies.study import Study
-from tacit.studies.summary import Row
+from tacit.studies.data.load import DATASETS
+from tacit.studies.describe.library import library
+from tacit.studies.describe.spec import LATER, number
+from tacit.studies.describe.study import Study
 
 DATASET_NAMES = {"mnist1d": "MNIST-1D", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of the run, then halved every tenth"}

@@ -8,6 +8,21 @@ from typing import Any
 import numpy as np
 
 from tacit.report import verdict as rules
+from tacit.report.ensemble import (
+    Array,
+    Cell,
+    Interval,
+    Optimum,
+    Row,
+    by_seed,
+    ensemble,
+    group,
+    optimum,
+    repeated,
+    score_cell,
+    scores,
+    side_by_side,
+)
 from tacit.report.figure import (
     Curve,
     Figure,
@@ -25,22 +40,7 @@ from tacit.report.figure import (
 )
 from tacit.report.selection import APPENDIX_D, SGD, VARIABLES, Source, alike, need, small_rate
 from tacit.report.verdict import Verdict, above, below, both, points, within
-from tacit.studies.spec import number
-from tacit.studies.summary import (
-    Array,
-    Cell,
-    Interval,
-    Optimum,
-    Row,
-    by_seed,
-    ensemble,
-    group,
-    optimum,
-    repeated,
-    score_cell,
-    scores,
-    side_by_side,
-)
+from tacit.studies.describe.spec import number
 
 RATE, STRENGTH, TOTAL = VARIABLES["learning_rate"], VARIABLES["strength"], VARIABLES["total"]
 TEST = "highest test accuracy"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tacit.report import verdict as rules
+from tacit.report.ensemble import Interval, Row, ensemble, repeated, score_cell
 from tacit.report.figure import Curve, Figure, Panel, all_count, caption, log_curve, percent, power, score_curve
 from tacit.report.selection import SGD, VARIABLES, Source, alike, need, shared_strength, small_rate
 from tacit.report.strengths import caption_of_all, figure, log_fall, optima, rate_curve, strength_curve, sweeps
 from tacit.report.verdict import Verdict, above, points, within
-from tacit.studies.summary import Interval, Row, ensemble, repeated, score_cell
 
 RATE, STRENGTH = VARIABLES["learning_rate"], VARIABLES["strength"]
 RANKS = "The training curve takes its own best runs, by highest training accuracy."

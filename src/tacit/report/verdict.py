@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tacit.studies.summary import Interval
+from tacit.report.ensemble import Interval
 
 Outcome = Literal["agrees", "disagrees", "undecided"]
 

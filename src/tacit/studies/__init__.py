@@ -10,20 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "RunSpec": "tacit.studies.spec",
-    "Study": "tacit.studies.study",
-    "load_study": "tacit.studies.study",
-    "read_rows": "tacit.studies.store",
+    "RunSpec": "tacit.studies.describe.spec",
+    "Study": "tacit.studies.describe.study",
+    "load_study": "tacit.studies.describe.study",
+    "read_rows": "tacit.studies.store.folder",
     "run": "tacit.studies.runner",
 }
 
 __all__ = ["RunSpec", "Study", "load_study", "read_rows", "run"]
 
 if TYPE_CHECKING:
+    from tacit.studies.describe.spec import RunSpec
+    from tacit.studies.describe.study import Study, load_study
     from tacit.studies.runner import run
-    from tacit.studies.spec import RunSpec
-    from tacit.studies.store import read_rows
-    from tacit.studies.study import Study, load_study
+    from tacit.studies.store.folder import read_rows
 
 
 def __getattr__(name: str) -> Any:

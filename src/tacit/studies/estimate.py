@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tacit._errors import InputError
-from tacit.studies import operations
-from tacit.studies.datasets import cache_folder
-from tacit.studies.packing import Fleet, finishing_time
-from tacit.studies.untrusted import MEGABYTE, parse_json, read_bounded
+from tacit._parsing import MEGABYTE, parse_json, read_bounded
+from tacit.studies.data.load import cache_folder
+from tacit.studies.train import operations
+from tacit.studies.train.packing import Fleet, finishing_time
 
 KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
 DEFAULT_RATE = 15_000.0  # before anything was measured: a core of 2020's servers; estimates by it are called rough

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from tacit._terminal_bar import TerminalBar
 from tacit.studies.estimate import in_words
 from tacit.studies.runner import Plan, Watcher
-from tacit.studies.terminal_bar import TerminalBar
 
 LINE_SECONDS = 30.0
 

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tacit._counted import counted
 from tacit._errors import InputError
 from tacit.studies import estimate
-from tacit.studies.attempts import ATTEMPTS
-from tacit.studies.costs import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digits
-from tacit.studies.datasets import load
-from tacit.studies.executors import Executor, LocalExecutor, known_device, named_in_environment, trains_on
-from tacit.studies.packing import Fleet, pack
-from tacit.studies.pool import RateUnknownError
-from tacit.studies.recorder import Recorder
-from tacit.studies.stopping import terminable
-from tacit.studies.store import Damage, Row, StudyFolder, read_rows
-from tacit.studies.study import Study, load_study
-from tacit.studies.words import counted
+from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digits
+from tacit.studies.data.load import load
+from tacit.studies.describe.study import Study, load_study
+from tacit.studies.execute.attempts import ATTEMPTS
+from tacit.studies.execute.local import Executor, LocalExecutor, known_device, named_in_environment, trains_on
+from tacit.studies.execute.pool import RateUnknownError
+from tacit.studies.execute.signals import terminable
+from tacit.studies.store.folder import Damage, Row, StudyFolder, read_rows
+from tacit.studies.store.writer import Recorder
+from tacit.studies.train.packing import Fleet, pack
 
 if TYPE_CHECKING:
-    from tacit.studies.ray_executor import RayExecutor
+    from tacit.studies.execute.ray.executor import RayExecutor
 
 CHECKPOINT_SECONDS = 10.0
 EXECUTORS = ("local", "ray")
@@ -118,7 +118,7 @@ def run(
     on `workers` or `executor`: `local` processes, `ray` (at `address`, or on this machine), or an object of your own,
     which then has its own device and attempts. A fleet that fails `attempts` times is left out, and FleetsFailedError
     is raised when the others are done. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored;
-    then KeyboardInterrupt is raised (after SIGTERM its subclass `stopping.Terminated`).
+    then KeyboardInterrupt is raised (after SIGTERM its subclass `signals.Terminated`).
     """
     study = load_study(source, overrides=overrides)
     folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
@@ -192,7 +192,7 @@ def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:
     _known_executor(executor)
     known_device(device)
     if executor == "ray":
-        from tacit.studies.ray_session import import_ray
+        from tacit.studies.execute.ray.session import import_ray
 
         import_ray()
     return executor == "ray" or trains_on(device) != "cpu"
@@ -214,7 +214,7 @@ def make_executor(
     """An executor by its name. Without `workers`: one per core, one on a GPU, or as many as a cluster has room for."""
     _known_executor(name)
     if name == "ray":
-        from tacit.studies.ray_executor import RayExecutor
+        from tacit.studies.execute.ray.executor import RayExecutor
 
         return RayExecutor(workers, address=address, device=device, attempts=attempts)
     if workers is None:

@@ -1,0 +1,314 @@
+"""`RunSpec`: everything that decides one training run, frozen, and hashed into the run's identity."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from tacit._errors import InputError
+from tacit.studies.data.load import DATASETS
+
+POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
+SMALLEST, LARGEST = 2.0**-126, 2.0**127  # fleets train in float32: smaller numbers are flushed to 0, larger overflow
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")  # of studies and figures: both become file names
+NAME_IN_WORDS = "letters, digits, dots, dashes and underscores, a letter or digit first, at most 80 characters"
+
+
+def number(value: Any) -> Any:
+    """A power of two written `"2^-9"` as a float, -0.0 as 0.0; anything else as it came.
+
+    >>> number("2^-9") == 1 / 512
+    True
+    """
+    found = POWER_OF_TWO.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value + 0.0 if isinstance(value, float) else value  # -0.0 + 0.0 is 0.0: one value, one hash
+    exponent = float(found[1])
+    return 2.0**exponent if abs(exponent) < 1024 else value
+
+
+Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # the upper end turns a typing error into a sentence
+# An evaluation adds at most 128 bytes to a row, so the rows of the largest fleet, 24 runs, stay below the 16 MB that
+# are read again: refused here, and not after the training.
+MOST_EVALUATIONS = 5000
+# Keys that came after the first rows were stored. At these values they are neither stored nor hashed, so that a run
+# keeps its identity; readers of rows fill them in (`store.read_rows`).
+LATER: dict[str, Any] = {
+    "image_size": None,
+    "test_size": None,
+    "weight_decay_penalized": True,
+    "precision": "float32",
+}
+
+
+class RunSpec(BaseModel):
+    """One run. `learning_rate` is ε: n-step SGD makes `inner_steps` updates per minibatch, each with ε/n.
+
+    Exactly one of `epochs` and `updates` sets the length; an update is one change of the parameters, so n-step SGD
+    makes n of them per minibatch. `bare_learning_rate` α may be given instead of `learning_rate`; ε = nα is stored.
+
+    - `model`: an `mlp` of `depth` hidden layers of `width`, or a `wide_resnet`, WRN-`depth`-`width` with SkipInit.
+    - `weight_decay` is μ in Ĉ + (μ/2)‖ω‖², over all parameters: weights, biases, SkipInit scalars. The penalised norm
+      is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
+    - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
+      and a random horizontal flip.
+    - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
+    - `test_size`: accuracy on the first images of the test set; without it on all.
+    - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
+
+    >>> run = RunSpec(learning_rate="2^-4", epochs=2, train_size=64, batch_size=16, evaluations=2)
+    >>> run.batches_per_epoch, run.minibatches
+    (4, 8)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dataset: Literal["mnist1d", "fashion_mnist", "cifar10"] = "mnist1d"
+    train_size: Count = 4000
+    model: Literal["mlp", "wide_resnet"] = "mlp"
+    width: Annotated[int, Field(ge=1, le=65536)] = 64
+    depth: Annotated[int, Field(ge=1, le=64)] = 3
+    learning_rate: Positive
+    strength: NotNegative = 0.0
+    method: Literal["gram"] = "gram"
+    batch_size: Count = 32
+    inner_steps: Count = 1
+    order: Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"] = "shuffled"
+    schedule: Literal["constant", "paper_decay"] = "constant"
+    weight_decay: NotNegative = 0.0
+    augmentation: Literal["none", "crop_flip"] = "none"
+    epochs: Count | None = None
+    updates: Count | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    evaluations: Annotated[int, Field(ge=1, le=MOST_EVALUATIONS)] = 10
+    image_size: Count | None = LATER["image_size"]
+    test_size: Count | None = LATER["test_size"]
+    weight_decay_penalized: bool = LATER["weight_decay_penalized"]
+    precision: Literal["float32", "bfloat16"] = LATER["precision"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learning_rate_from_bare(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "bare_learning_rate" not in given:
+            return given
+        if "learning_rate" in given:
+            raise ValueError("learning_rate and bare_learning_rate are both given; expected one of them")
+        rest = {key: value for key, value in given.items() if key != "bare_learning_rate"}
+        bare, steps = number(given["bare_learning_rate"]), rest.get("inner_steps", 1)
+        if isinstance(bare, bool) or not isinstance(bare, int | float) or not 0 < bare < math.inf:
+            raise ValueError(f"bare_learning_rate is {shorten(bare)}; expected a number greater than 0")
+        return {**rest, "learning_rate": bare * steps if isinstance(steps, int) else bare}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_is_none(cls, given: Any) -> Any:
+        """The published image size and the whole test set have one spelling, so that a run has one hash."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
+            return given
+        facts = DATASETS.get(given.get("dataset", "mnist1d"))
+        if facts is None:
+            return given
+        whole = {"test_size": facts.test_size, "image_size": facts.shape[-1] if len(facts.shape) == 3 else None}
+        return {key: None if key in whole and value == whole[key] else value for key, value in given.items()}
+
+    @model_validator(mode="after")
+    def _combination(self) -> RunSpec:
+        facts = DATASETS[self.dataset]
+        if self.train_size > facts.train_size:
+            raise ValueError(
+                f"train_size is {self.train_size}; {self.dataset} has {facts.train_size} training examples"
+            )
+        if self.test_size is not None and self.test_size > facts.test_size:
+            raise ValueError(f"test_size is {self.test_size}; {self.dataset} has {facts.test_size} test examples")
+        self._check_images()
+        left_over = self.train_size % self.batch_size
+        if self.batch_size > self.train_size:
+            raise ValueError(f"batch_size is {self.batch_size}; expected at most train_size {self.train_size}")
+        if left_over:
+            raise ValueError(
+                f"train_size {self.train_size} is not a multiple of batch_size {self.batch_size}; the theory needs "
+                f"equal batches: use train_size {self.train_size - left_over}"
+            )
+        if (self.epochs is None) == (self.updates is None):
+            found = "both" if self.epochs is not None else "neither"
+            raise ValueError(f"exactly one of epochs and updates must be given, found {found}")
+        if self.updates is not None and self.updates % self.inner_steps:
+            raise ValueError(
+                f"updates {self.updates} is not a multiple of inner_steps {self.inner_steps}; "
+                f"use updates {math.ceil(self.updates / self.inner_steps) * self.inner_steps}"
+            )
+        for key in ("learning_rate", "strength", "weight_decay", "bare_learning_rate"):
+            value = getattr(self, key)
+            if value > LARGEST or 0 < value < SMALLEST:
+                raise ValueError(
+                    f"{key} is {value!r}; expected at least 2^-126 and at most 2^127: fleets train in float32"
+                )
+        if self.evaluations > self.minibatches:
+            raise ValueError(f"evaluations is {self.evaluations}; this run has only {self.minibatches} minibatches")
+        return self
+
+    def _check_images(self) -> None:
+        """The keys that need images, and those that a Wide-ResNet needs."""
+        shape = DATASETS[self.dataset].shape
+        images = len(shape) == 3
+        pictures = [name for name, facts in DATASETS.items() if len(facts.shape) == 3]
+        if self.model == "wide_resnet":
+            if not images:
+                raise ValueError(
+                    f"model is wide_resnet and dataset is {self.dataset}, which has no images; "
+                    f"use model mlp, or dataset {' or '.join(pictures)}"
+                )
+            if self.depth < 10 or (self.depth - 4) % 6:
+                raise ValueError(f"depth is {self.depth}; a wide_resnet needs depth 6n + 4: use 10, 16, 22, …")
+            if self.width > 64:
+                raise ValueError(f"width is {self.width}; of a wide_resnet it is the factor k of WRN-d-k: at most 64")
+        if self.augmentation != "none" and not images:
+            raise ValueError(
+                f"augmentation is {self.augmentation} and dataset is {self.dataset}, which has no images; "
+                f"use augmentation none, or dataset {' or '.join(pictures)}"
+            )
+        if self.image_size is not None:
+            if not images:
+                raise ValueError(
+                    f"image_size is {self.image_size} and dataset is {self.dataset}, which has no images; "
+                    f"leave image_size out, or use dataset {' or '.join(pictures)}"
+                )
+            sizes = [size for size in range(4, shape[-1] + 1) if shape[-1] % size == 0]
+            if self.image_size not in sizes:
+                raise ValueError(
+                    f"image_size is {self.image_size}; images of {self.dataset} can be averaged to "
+                    f"{', '.join(map(str, sizes))}: use one of them"
+                )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """m = N/B."""
+        return self.train_size // self.batch_size
+
+    @property
+    def minibatches(self) -> int:
+        """How many minibatches the whole run visits."""
+        if self.epochs is not None:
+            return self.epochs * self.batches_per_epoch
+        assert self.updates is not None
+        return self.updates // self.inner_steps
+
+    @property
+    def total_updates(self) -> int:
+        return self.minibatches * self.inner_steps
+
+    @property
+    def bare_learning_rate(self) -> float:
+        """α = ε/n, the rate of each of the n updates on one minibatch."""
+        return self.learning_rate / self.inner_steps
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key not in LATER or value != LATER[key]}
+
+    @cached_property
+    def hash(self) -> str:
+        """The run's identity: 16 hex digits of the sha256 of its canonical JSON."""
+        return digest(self.model_dump())
+
+
+RUN_KEYS = (*RunSpec.model_fields, "bare_learning_rate")
+
+
+def make_run(values: Mapping[str, Any], *, where: str = "run") -> RunSpec:
+    """The validated run, or one sentence that names the key."""
+    try:
+        return RunSpec.model_validate(dict(values))
+    except ValidationError as error:
+        raise InputError(sentence(error, where=where, known=RUN_KEYS)) from None
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of the sha256 of canonical JSON: sorted keys, no spaces, shortest exact floats."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+# -- sentences for bad input ----------------------------------------------------------------------------------------
+NUMBERS = ("learning_rate", "strength", "weight_decay", "bare_learning_rate")
+EXPECTED = {
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of ordinary size",
+    "greater_than": "a number greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "a number less than {lt}",
+    "less_than_equal": "at most {le}",
+    "bool_type": "true or false",
+    "literal_error": "{expected}",
+    "string_type": "text",
+    "dict_type": "a table",
+    "list_type": "a table, or a list of tables",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+WHY = {  # the reason belongs to the sentence where a key has one value so far
+    "method": "fleets compute the exact penalty by the Gram form alone; other methods are for tacit.GradientPenalty",
+}
+
+
+def sentence(error: ValidationError, *, where: str, known: Iterable[str]) -> str:
+    """The first problem of a pydantic error: the key, what was found, what was expected."""
+    first = error.errors(include_url=False)[0]
+    steps = [str(step)[:60] for step in first["loc"]]  # a key may be as long as its file
+    key = ".".join(steps)
+    if first["type"] == "extra_forbidden":
+        return unknown_key(where, steps[-1], known)
+    if first["type"] == "missing":
+        return f"{where}: the key {key} is missing; expected it to be given."
+    if first["type"] == "value_error":
+        return f"{where}: {str(first['ctx']['error']).rstrip('.')}."
+    expected = EXPECTED.get(first["type"], "a value of another kind").format(**first.get("ctx", {}))
+    if steps[-1] in NUMBERS:
+        expected += ', such as 0.002 or "2^-9"'
+    if steps[-1] in RUN_KEYS and isinstance(first["input"], list | str) and _is_several(first["input"]):
+        expected += "; several values go into [grid]"
+    if steps[-1] in WHY:
+        expected += f": {WHY[steps[-1]]}"
+    return f"{where}: {key} is {shorten(first['input'])}; expected {expected}."
+
+
+def _is_several(value: list[Any] | str) -> bool:
+    return isinstance(value, list) or re.fullmatch(r"\s*\d+:\d+\s*", value) is not None
+
+
+def unknown_key(where: str, key: str, known: Iterable[str]) -> str:
+    known, key = list(known), key if len(key) <= 60 else f"{key[:59]}…"
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f" did you mean {close[0]}?" if close else ""
+    return f"{where}: the key {key} is unknown;{hint} known keys: {', '.join(known)}."
+
+
+def shorten(value: Any, *, length: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,1 @@
+"""Where fleets run: processes of this machine, workers of a Ray cluster, SLURM jobs."""

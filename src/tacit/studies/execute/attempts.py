@@ -1,0 +1,60 @@
+"""How often a fleet is tried: from its last checkpoint after every failure, until it has failed three times.
+
+A failure is a worker that was lost (killed, out of memory, its machine gone) or an exception in training. Both count
+alike, wherever fleets run. A fleet that is given up is a result, told with its error; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tacit._errors import InputError
+from tacit.studies.execute.wire import Message
+from tacit.studies.train.packing import Fleet
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """One fleet to train, from a checkpoint if there is one."""
+
+    fleet: Fleet
+    checkpoint: bytes | None = None
+    checkpoint_seconds: float = 10.0
+
+
+Watch = Callable[[Fleet, Message], None]
+
+
+class FleetsFailedError(InputError):
+    """Fleets that were given up; every other fleet is done."""
+
+
+@dataclass
+class Attempts:
+    """The failures of each fleet since this study was started, and what follows from one more."""
+
+    limit: int = ATTEMPTS
+    failures: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
+            raise InputError(f"attempts is {self.limit!r}; expected a whole number, at least 1.")
+
+    def again(self, task: Task, checkpoint: bytes | None, *, error: str, watch: Watch) -> Task | None:
+        """The task to try again, from `checkpoint` if there is one; None when it is given up. `watch` is told.
+
+        `error` is what happened; its last line goes on a sentence that begins with the fleet.
+        """
+        count = self.failures[task.fleet.id] = self.failures.get(task.fleet.id, 0) + 1
+        if count >= self.limit:
+            watch(task.fleet, Message("failed", {"text": error, "attempts": count}))
+            return None
+        again = replace(task, checkpoint=checkpoint or task.checkpoint)
+        what = "goes on from its last checkpoint" if again.checkpoint else "starts over"
+        last = error.strip().splitlines()[-1].rstrip(".")
+        text = f"fleet {task.fleet.id}: {last}; it {what} (failure {count} of {self.limit})."
+        watch(task.fleet, Message("warning", {"text": text}))
+        return again

@@ -1,0 +1,96 @@
+"""How a study is stopped: Ctrl-C and SIGTERM both ask for last checkpoints, and what is then said is true."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from tacit._counted import counted
+from tacit._errors import InputError
+from tacit.studies.store.folder import Damage, StudyFolder
+
+GO_ON = "run the same command again to go on."
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what `kill`, batch systems and containers send. Handled like Ctrl-C, with its own exit code."""
+
+
+def exit_code(stopped: KeyboardInterrupt) -> int:
+    """128 + the number of the signal, as shells count: 143 after SIGTERM, 130 after Ctrl-C."""
+    return 128 + (signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises Terminated. A handler that someone else has set is left alone, and so are threads."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    heard = False
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard = True
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if heard:  # Ray, while it waits, turns whatever a handler raises into a KeyboardInterrupt
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Inside, the first Ctrl-C or SIGTERM waits until what is under way is whole; a second one does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        if waiting:
+            restore()
+            signal.raise_signal(number)
+        waiting.append(number)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}  # ignored ones stay ignored
+    for number in before:
+        signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        restore()
+    for heard in waiting:
+        signal.raise_signal(heard)
+
+
+def stopped_message(folders: Sequence[str | Path]) -> str:
+    """What these study folders hold now that the study has stopped, and how to go on."""
+    stores = [StudyFolder(Path(folder)) for folder in folders]
+    try:
+        fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
+        finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
+        under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
+    except InputError as unreadable:  # the study was stopped all the same, and its exit code says so
+        return f"stopped; {unreadable} Then {GO_ON}"
+    kept = [counted(finished, "finished fleet")] if finished else []
+    kept += [counted(under_way, "checkpoint")] if under_way else []
+    if not kept:
+        return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
+    return f"stopped; {' and '.join(kept)} stored: {GO_ON}"

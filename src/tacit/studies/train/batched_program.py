@@ -1,0 +1,78 @@
+"""The program of a fleet of MLPs: `batched_mlp` behind the protocol of `programs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.studies.data.load import DATASETS
+from tacit.studies.describe.spec import RunSpec
+from tacit.studies.train import batched_mlp
+from tacit.studies.train.operations import features
+from tacit.studies.train.packing import trains_alone
+
+
+class Batched:
+    """Many MLPs of one shape; every tensor has a leading run axis."""
+
+    evaluation_rows = 250
+
+    def __init__(self, runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> None:
+        first, classes = runs[0], DATASETS[runs[0].dataset].classes
+        self.count, self.device, self.dtype = len(runs), device, dtype
+        self.pause_every = 1 if trains_alone(first) else 20  # a step of a large model takes a while
+        sizes = [features(first), *[first.width] * first.depth, classes]
+        self.layers = batched_mlp.initialise(sizes, [run.seed for run in runs], dtype=dtype).to(device)
+        self.one_hot = torch.eye(classes, dtype=dtype, device=device)
+        self.strengths = self._per_run([run.strength for run in runs])
+        self.weight_decays = self._per_run([run.weight_decay for run in runs])
+        self.penalized, self.decay_penalized = first.strength > 0, first.weight_decay_penalized
+        self.decayed = any(run.weight_decay > 0 for run in runs)
+        self._numbers: list[float] = []
+        self._rates: batched_mlp.Rates | None = None
+
+    def update(self, inputs: Tensor, labels: Tensor, *, rates: Sequence[float]) -> Tensor:
+        rows, targets = self._minibatch(inputs, labels)
+        return batched_mlp.update(self.layers, rows, targets, rates=self._rates_of(list(rates)))
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        return batched_mlp.outputs(self.layers, inputs.reshape(len(inputs), -1).expand(self.count, -1, -1))
+
+    def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        rows, targets = self._minibatch(inputs, labels)
+        found = batched_mlp.squared_gradient_norm(self.layers, rows, targets, weight_decay=self.weight_decays)
+        return found.cpu().double()
+
+    def decay_losses(self) -> Tensor:
+        halves = batched_mlp.half_squared_norm(self.layers).cpu().double()
+        return self.weight_decays.flatten().cpu().double() * halves
+
+    def tensors(self) -> list[Tensor]:
+        return self.layers.tensors()
+
+    def clear(self, number: int) -> None:
+        for tensor in self.layers.tensors():
+            tensor[number].zero_()
+
+    def _minibatch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        rows = inputs.reshape(self.count, len(inputs) // self.count, -1)
+        return rows, self.one_hot.index_select(0, labels).view(*rows.shape[:2], -1)
+
+    def _rates_of(self, numbers: list[float]) -> batched_mlp.Rates:
+        """Made anew only when a schedule, or a run that diverged, changes them."""
+        if self._rates is None or numbers != self._numbers:
+            self._numbers = numbers
+            self._rates = batched_mlp.Rates(
+                learning_rate=self._per_run(numbers),
+                strength=self.strengths,
+                weight_decay=self.weight_decays,
+                penalized=self.penalized,
+                decayed=self.decayed,
+                decay_penalized=self.decay_penalized,
+            )
+        return self._rates
+
+    def _per_run(self, numbers: list[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=self.dtype, device=self.device).view(-1, 1, 1)

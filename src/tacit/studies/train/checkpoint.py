@@ -1,0 +1,120 @@
+"""A checkpoint as bytes: tensors and a JSON state in one safetensors file, with a checksum over both.
+
+One file, so that one rename replaces it whole: tensors and counters of different moments never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tacit._errors import InputError
+from tacit._parsing import MEGABYTE, parse_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = "1"
+MOST_HEADER = 64 * MEGABYTE  # the state with the history of every run, twice escaped
+
+
+class DamagedCheckpointError(InputError):
+    """The bytes are not a checkpoint that was written whole."""
+
+
+def encode(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> bytes:
+    from safetensors.numpy import save
+
+    text = json.dumps(state, sort_keys=True)
+    return save(arrays, metadata={"format": FORMAT, "state": text, "sha256": _digest(arrays, text)})
+
+
+def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the state, or DamagedCheckpointError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        metadata = _metadata(content)
+        arrays = load(content)
+        if metadata["sha256"] == _digest(arrays, metadata["state"]):
+            state = parse_json(metadata["state"].encode())
+            if isinstance(state, dict):
+                return arrays, state
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        pass
+    raise DamagedCheckpointError("the checkpoint does not match its checksum.")
+
+
+def peek(content: bytes) -> dict[str, Any]:
+    """The state alone, unchecked: good enough to show progress, not to go on from."""
+    try:
+        found = parse_json(_metadata(content)["state"].encode())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a checkpoint of one fleet must look like: its arrays, its runs, where evaluations are."""
+
+    arrays: dict[str, tuple[tuple[int, ...], str]]  # shape and type by name
+    runs: int
+    minibatches: int
+    evaluations: frozenset[int]
+    series: tuple[str, ...]
+
+
+def check(arrays: dict[str, np.ndarray], state: dict[str, Any], frame: Frame) -> None:
+    """DamagedCheckpointError unless training can go on from these: a right checksum says who wrote, not what."""
+    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+    position: Any = state.get("position")
+    diverged_at, history = state.get("diverged_at"), state.get("history")
+    if found == frame.arrays and isinstance(diverged_at, list) and isinstance(history, list):
+        lengths = {len(diverged_at), len(history), frame.runs}
+        seen = sum(at <= position for at in frame.evaluations) if _is_count(position, frame.minibatches) else -1
+        pairs = zip(diverged_at, history, strict=False)
+        if len(lengths) == 1 and seen >= 0 and all(_is_seen(*pair, seen, frame.series) for pair in pairs):
+            return
+    raise DamagedCheckpointError("the checkpoint does not fit its fleet.")
+
+
+def _is_seen(at: Any, history: Any, seen: int, names: tuple[str, ...]) -> bool:
+    """Whether one run's history has a number for every evaluation so far, or for those before it diverged."""
+    if not (at is None or _is_count(at)) or not isinstance(history, dict) or set(history) != set(names):
+        return False
+    lists = list(history.values())
+    if not all(isinstance(each, list) and len(each) == len(lists[0]) for each in lists):
+        return False
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for each in lists for value in each)
+    return numbers and (len(lists[0]) == seen if at is None else len(lists[0]) <= seen)
+
+
+def _is_count(value: Any, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def share_done(content: bytes) -> float:
+    """The share of its work that a checkpoint says is done, from 0 to 1; 0 where it says nothing of the kind."""
+    found = peek(content).get("done")
+    return min(max(float(found), 0.0), 1.0) if isinstance(found, int | float) else 0.0
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """safetensors: eight bytes of length, then a JSON header whose `__metadata__` maps strings to strings."""
+    length = int.from_bytes(content[:8], "little")
+    if length > min(MOST_HEADER, len(content) - 8):
+        raise ValueError("the header is longer than the file")
+    return parse_json(content[8 : 8 + length])["__metadata__"]
+
+
+def _digest(arrays: dict[str, np.ndarray], text: str) -> str:
+    digest = hashlib.sha256(f"{FORMAT}\n{text}\n".encode())
+    for name in sorted(arrays):
+        digest.update(json.dumps([name, str(arrays[name].dtype), list(arrays[name].shape)]).encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

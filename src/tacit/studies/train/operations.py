@@ -1,0 +1,75 @@
+"""What a model costs, by counting: parameters, and multiply-adds of one forward pass on one example. Needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tacit.studies.data.load import DATASETS
+
+if TYPE_CHECKING:
+    from tacit.studies.describe.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of one model on one example of its dataset: `activations` are all numbers that a layer reads, and the logits."""
+
+    parameters: int
+    multiply_adds: int
+    activations: int
+    layers: int
+
+
+def count(run: RunSpec) -> Count:
+    """The model of a run on its dataset, at the image size of the run."""
+    facts = DATASETS[run.dataset]
+    if run.model == "mlp":
+        return mlp([features(run), *[run.width] * run.depth, facts.classes])
+    channels, published, _ = facts.shape
+    return wide_resnet(run.depth, run.width, size=run.image_size or published, channels=channels, classes=facts.classes)
+
+
+def features(run: RunSpec) -> int:
+    """Numbers per example, after pooling."""
+    facts = DATASETS[run.dataset]
+    if run.image_size is None:
+        return facts.features
+    return facts.shape[0] * run.image_size**2
+
+
+def mlp(sizes: list[int]) -> Count:
+    """Linear layers of these sizes with biases.
+
+    >>> mlp([784, 4096, 4096, 4096, 10]).parameters
+    36818954
+    """
+    weights = sum(a * b for a, b in itertools.pairwise(sizes))
+    return Count(weights + sum(sizes[1:]), weights, sum(sizes), len(sizes) - 1)
+
+
+def wide_resnet(depth: int, width: int, *, size: int = 32, channels: int = 3, classes: int = 10) -> Count:
+    """WRN-`depth`-`width` with SkipInit on square images; 1x1 projections where the shape changes.
+
+    >>> wide_resnet(10, 1).parameters, wide_resnet(16, 4).parameters
+    (77709, 2747536)
+    """
+    convolutions = [(channels, 16, 3, size)]  # channels in, channels out, kernel, output size
+    scalars, channels_in = 0, 16
+    for group, base in enumerate((16, 32, 64)):
+        for block in range((depth - 4) // 6):
+            strided = group > 0 and block == 0
+            size = (size + 1) // 2 if strided else size
+            channels_out = base * width
+            convolutions += [(channels_in, channels_out, 3, size), (channels_out, channels_out, 3, size)]
+            if strided or channels_in != channels_out:
+                convolutions.append((channels_in, channels_out, 1, size))
+            scalars, channels_in = scalars + 1, channels_out
+    head = mlp([channels_in, classes])
+    return Count(
+        parameters=sum(a * b * k * k + b for a, b, k, _ in convolutions) + scalars + head.parameters,
+        multiply_adds=sum(a * b * k * k * s * s for a, b, k, s in convolutions) + head.multiply_adds,
+        activations=channels * convolutions[0][3] ** 2 + sum(b * s * s for _, b, _, s in convolutions) + classes,
+        layers=len(convolutions) + 1,
+    )

@@ -1,0 +1,88 @@
+"""The library of study files: four scales, by dataset or mixed, each figure where the paper has it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit import InputError
+from tacit.cli import app
+from tacit.cli.figures import figures
+from tacit.report import CATALOGUE
+from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION
+from tacit.studies.describe import library as module
+from tacit.studies.describe.library import datasets, library, results_name
+
+
+def test_the_first_two_scales_are_on_mnist1d_unless_said_otherwise() -> None:
+    assert library(None, "quick").keys() == library("mnist1d", "quick").keys()
+    assert {run.dataset for study in library(None, "standard").values() for run in study.runs} == {"mnist1d"}
+
+
+def test_the_papers_scale_mixes_its_two_datasets_and_can_be_asked_for_one() -> None:
+    assert datasets("paper") == ["cifar10", "fashion_mnist"]
+    parts = [library(name, "paper") for name in datasets("paper")]
+    assert {run.dataset for study in parts[0].values() for run in study.runs} == {"cifar10"}
+    assert {*parts[0], *parts[1]} == {*library(None, "paper")}
+
+
+@pytest.mark.parametrize(
+    "dataset,scale,words",
+    [("mnist1d", "huge", "use one of quick, standard, small, paper"), ("cifar10", "quick", "use one of mnist1d"),
+     ("mnist1d", "paper", "use one of cifar10, fashion_mnist")],
+)  # fmt: skip
+def test_what_is_not_there_is_refused_with_what_is(dataset: str, scale: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        library(dataset, scale)
+
+
+def test_a_scale_without_files_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "library_folder", lambda: tmp_path)
+    with pytest.raises(InputError, match="no study files"):
+        library(None, "paper")
+
+
+@pytest.mark.parametrize(
+    "dataset,scale,name",
+    [(None, "quick", "mnist1d-quick"), (None, "paper", "paper"), ("cifar10", "paper", "cifar10-paper")],
+)
+def test_results_have_a_folder_of_their_own(dataset: str | None, scale: str, name: str) -> None:
+    assert results_name(dataset, scale) == name
+
+
+# -- tacit figures --------------------------------------------------------------------------------------------------
+def test_figures_has_the_cost_of_every_figure_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    result = CliRunner().invoke(app, ["figures", "--scale", "paper", "--tflops", "10", "--utilisation", "0.5"])
+    assert result.exit_code == 0, result.output
+    for figure in {*CATALOGUE} - {"orders"}:  # which the paper argues for without showing it
+        (line,) = (line for line in result.output.splitlines() if line.startswith(f"{figure} "))
+        assert "days" in line or "years" in line
+    assert "10 TFLOP/s used to 50%" in result.output
+
+
+def test_the_device_without_options_is_that_of_every_plan() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
+    assert (defaults["tflops"], defaults["utilisation"]) == (DEVICE_TFLOPS, UTILISATION)
+
+
+def test_twice_the_peak_is_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)
+
+    def hours(tflops: str) -> float:
+        words = ["figures", "--scale", "paper", "--dataset", "fashion_mnist", "--tflops", tflops, "--utilisation", "1"]
+        (line,) = (x for x in CliRunner().invoke(app, words).output.splitlines() if x.startswith("6a "))
+        hours, _, minutes, _ = line.split()[-4:]
+        return int(hours) + int(minutes) / 60
+
+    assert hours("20") == pytest.approx(hours("40") * 2, abs=0.05)  # printed to the minute
+
+
+@pytest.mark.parametrize("option", [("--tflops", "0"), ("--utilisation", "1.5"), ("--tflops", "nan")])
+def test_a_device_that_cannot_be_is_refused(option: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["figures", *option])
+    assert isinstance(result.exception, InputError)
+    assert option[0].removeprefix("--") in str(result.exception)

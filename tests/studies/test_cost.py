@@ -1,0 +1,52 @@
+"""Operations of a run are counted right: against counts made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tacit.studies.cost import Cost, cost, operations
+from tacit.studies.describe.spec import RunSpec, make_run
+
+# 40-3-10 on MNIST-1D: 150 multiply-adds forward, of which training does three times as many per example.
+TINY = {"learning_rate": 0.1, "width": 3, "depth": 1, "train_size": 64, "batch_size": 16, "epochs": 2, "evaluations": 1}
+SEEN = 2 * 150 * (64 + 1000)  # one evaluation: the training set and the test set, forward
+AT_THE_END = 2 * 150 * 3 * 64  # C_reg: a gradient of every minibatch of an epoch
+
+
+def tiny(**changes: object) -> RunSpec:
+    return make_run({**TINY, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes,trained",
+    [
+        ({}, 2 * 64),
+        ({"strength": 0.1}, 2 * 2 * 64),  # six products for three in every linear layer
+        ({"inner_steps": 4}, 4 * 2 * 64),  # every minibatch four times
+    ],
+)
+def test_training_is_three_forward_passes_per_example_and_update(changes: dict[str, object], trained: int) -> None:
+    assert operations(tiny(**changes)) == 2 * 150 * 3 * trained + SEEN + AT_THE_END
+
+
+def test_a_smaller_test_set_costs_less() -> None:
+    assert operations(tiny()) - operations(tiny(test_size=100)) == 2 * 150 * 900
+
+
+def test_the_exact_penalty_triples_the_training_of_a_wide_resnet() -> None:
+    image = {"dataset": "cifar10", "model": "wide_resnet", "depth": 10, "width": 1, "evaluations": 1}
+    plain, penalised = (
+        operations(make_run({**TINY, **image, "strength": strength, "epochs": 100})) for strength in (0.0, 0.1)
+    )
+    # Multiply-adds of WRN-10-1 by hand, pixels x products per pixel: the stem and three blocks, then the head.
+    by_hand = 1024 * (432 + 4608) + 256 * (4608 + 9216 + 512) + 64 * (18432 + 36864 + 2048) + 640
+    assert penalised - plain == 2 * 100 * 2 * 64 * 3 * by_hand
+
+
+def test_a_run_that_is_listed_twice_costs_once() -> None:
+    assert cost([tiny(), tiny(), tiny(seed=1)]) == Cost(2, 2 * 8, 2 * operations(tiny()))
+
+
+def test_a_device_needs_the_operations_over_the_peak_it_reaches() -> None:
+    # 3.6e15 operations at a tenth of 10 TFLOP/s: an hour.
+    assert Cost(1, 1, 3.6e15).device_seconds(tflops=10, utilisation=0.1) == pytest.approx(3600)
