@@ -72,7 +72,7 @@ def data(task: Task) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
         found = load("mnist1d")
     else:
-        from tacit.studies.data.fashion_mnist import load_fashion_mnist
+        from tacit.studies.data.load import load_fashion_mnist
 
         found = load_fashion_mnist()
     n = task.train_size

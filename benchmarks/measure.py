@@ -65,7 +65,7 @@ def random_examples(count: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 def fashion(count: int) -> tuple[Workload, str]:
     """The MLP 784-512-512-512-10 on the first images of Fashion-MNIST."""
-    from tacit.studies.data.fashion_mnist import load_fashion_mnist
+    from tacit.studies.data.load import load_fashion_mnist
 
     model = mlp([784, 512, 512, 512, 10], generator(0, "init"))
     try:
@@ -81,7 +81,8 @@ def resnet(count: int) -> tuple[Workload, str]:
 
     At their initial value 0 the scalars would cut every branch off, and its gradients would be zeros.
     """
-    from tacit.studies.data.load import DATASETS, load
+    from tacit.studies.data.facts import DATASETS
+    from tacit.studies.data.load import load
 
     model = wide_resnet(10, 1, generator=generator(0, "init"))
     with torch.no_grad():

@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 import tacit
 from tacit._provenance import provenance
 from tacit._random import generator
-from tacit.studies.data.load import DATASETS, Data, load
+from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.models import wide_resnet
 from tacit.studies.train.packing import Fleet

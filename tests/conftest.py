@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit.studies.data.load import Data, load
+from tacit.studies.data.facts import Data
+from tacit.studies.data.load import load
 
 torch.set_num_threads(1)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
-from tacit.studies.execute.attempts import Task, Watch
+from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.wire import Message
 from tacit.studies.runner import Watcher
 from tacit.studies.train.checkpoint import DamagedCheckpointError
@@ -26,6 +26,8 @@ def study(**fixed: Any) -> Study:
 
 class InProcess:
     """An executor without processes, with a checkpoint every few minibatches: a way to die at exact places."""
+
+    workers, elsewhere = 2, False
 
     def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
         self.data, self.checkpoint_every = data, checkpoint_every

@@ -485,7 +485,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a changed file hides behind the cache",
-        "studies/data/load.py",
+        "studies/data/cache.py",
         'if source is not None and facts.get("source") != source:',
         "if False:",
         "studies/data/test_files_of_data.py",
@@ -536,7 +536,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a finished study is refused as too long",
         "studies/runner.py",
-        "estimate.refuse_absurd(_unfinished(folder, fleets),",
+        "estimate.refuse_absurd(unfinished(folder, fleets),",
         "estimate.refuse_absurd(fleets,",
         "studies/execute/test_running.py::test_a_finished_study_is_never_too_long_for_this_machine",
     ),

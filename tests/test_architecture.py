@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from test_layers import LEVEL, SOURCE
+from test_layers import LEVEL, ROOMS, SOURCE
 
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
@@ -27,3 +27,11 @@ def test_everything_in_the_package_is_in_the_picture() -> None:
 def test_the_picture_shows_nothing_that_does_not_exist() -> None:
     missing = [name for name in drawn_layers() if not any((SOURCE / f"{name}{end}").exists() for end in ("", ".py"))]
     assert missing == []
+
+
+def test_the_picture_shows_the_rooms_of_studies_in_their_order_with_every_file() -> None:
+    rows = re.findall(r"^\| `studies/(\w*)/?` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [room for room, _ in rows] == [*ROOMS, ""]
+    for room, text in rows:
+        files = {path.stem for path in (SOURCE / "studies" / room).glob("*.py")} - {"__init__"}
+        assert files - set(re.findall(r"`(\w+)`", text)) == set(), f"the page lacks files of studies/{room}"

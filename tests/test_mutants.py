@@ -10,6 +10,7 @@ import pytest
 from mutants import MUTANTS, ROOT, Mutant, apply
 
 
+@pytest.mark.slow  # a renamed line is no reason for a red default suite; `make mutants` tells of it
 @pytest.mark.parametrize("change", MUTANTS, ids=lambda change: change.name)
 def test_its_old_text_occurs_exactly_once_and_the_edit_still_parses(change: Mutant, tmp_path: Path) -> None:
     original = (ROOT / "src" / "tacit" / change.file).read_text()

@@ -23,7 +23,7 @@ import pytest
 from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 from tacit import InputError
 from tacit.studies import runner
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.progress import Display
 from tacit.studies.store import writer as recorder
 from tacit.studies.store.folder import StudyFolder, read_rows

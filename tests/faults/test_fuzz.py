@@ -23,9 +23,8 @@ from mutations import bytes_mutated, value_mutated
 
 from tacit import InputError
 from tacit.studies import estimate
-from tacit.studies.data import cifar10, fashion_mnist
-from tacit.studies.data import load as datasets
-from tacit.studies.data.load import Data
+from tacit.studies.data import cache, cifar10, fashion_mnist
+from tacit.studies.data.facts import Data
 from tacit.studies.data.streams import Content, UnreadableError, unpacked, whole
 from tacit.studies.describe.study import load_study, parse_study
 from tacit.studies.execute import wire
@@ -292,9 +291,9 @@ def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.Mo
 def test_cached_arrays_are_read_or_made_again(tmp_path: Path) -> None:
     few = Data(*[np.arange(4, dtype=dtype) for dtype in ("float32", "int64", "float32", "int64")])
     path = tmp_path / "few.safetensors"
-    datasets._write(path, few)
+    cache.write_arrays(path, few)
     good = path.read_bytes()
-    assert fuzz(written(path, datasets._read), mutants([good], seed=16), times=300, good=good) >= MANY
+    assert fuzz(written(path, cache.read_arrays), mutants([good], seed=16), times=300, good=good) >= MANY
 
 
 # -- published data files ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pytest
 
 from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 from tacit.studies import runner
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import load_study
 from tacit.studies.execute.local import LocalExecutor, _Process
 from tacit.studies.execute.pool import RateUnknownError, Worker

@@ -13,10 +13,12 @@ import pytest
 
 from tacit import InputError, cli
 from tacit.studies.describe.study import load_study
-from tacit.studies.execute.signals import Terminated, stopped_message, terminable, uninterrupted
+from tacit.studies.execute.signals import Terminated, terminable, uninterrupted
+from tacit.studies.plan import Plan, make_plan
 from tacit.studies.progress import Display
-from tacit.studies.runner import Plan, plan, run
+from tacit.studies.runner import run
 from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.status import stopped_message
 from tacit.studies.train.packing import pack
 
 STUDY = """
@@ -222,7 +224,7 @@ def test_an_absurd_size_is_refused_before_anything_is_written(
     override: str, words: str, dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("tacit.studies.estimate.machine_memory", lambda: 16e9)
+    monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda: 16e9)
     folder = file.parent / "out"
     more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
     assert typed(monkeypatch, "run", file, override, *more, "--into", folder, *dry) == 2
@@ -248,12 +250,12 @@ def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
 
 def test_a_cluster_is_not_told_to_use_a_cluster(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
-    elsewhere = str(plan(file, tmp_path, executor="ray"))
+    elsewhere = str(make_plan(file, tmp_path, executor="ray"))
     assert "floating-point operations" in elsewhere
     assert "--executor ray" not in elsewhere
-    assert "--executor ray" in str(plan(file, tmp_path))
+    assert "--executor ray" in str(make_plan(file, tmp_path))
     monkeypatch.setenv("TACIT_DEVICE", "cuda:1")
-    assert str(plan(file, tmp_path)) == elsewhere
+    assert str(make_plan(file, tmp_path)) == elsewhere
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

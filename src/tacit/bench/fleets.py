@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit._random import generator
 from tacit.bench import steps
 from tacit.bench.models import SEED, Workload
-from tacit.studies.data.load import DATASETS, Data
+from tacit.studies.data.facts import DATASETS, Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.models import mlp
 from tacit.studies.train.packing import Fleet

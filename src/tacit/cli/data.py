@@ -32,9 +32,10 @@ def list_(data_dir: DataDir = None) -> None:
 
     Example: `tacit data list`
     """
+    from tacit.studies.data.cache import cache_folder
     from tacit.studies.data.download import begun_parts
+    from tacit.studies.data.facts import DATASETS
     from tacit.studies.data.files import locate
-    from tacit.studies.data.load import DATASETS, cache_folder
     from tacit.studies.data.published import SOURCES
 
     for name, facts in DATASETS.items():

@@ -42,17 +42,17 @@ def figures(
 
     from tacit._errors import InputError
     from tacit.report import CATALOGUE
-    from tacit.studies import runner
     from tacit.studies.cost import cost, in_digits
     from tacit.studies.describe.library import library, results_name, studies_for
     from tacit.studies.estimate import in_words
+    from tacit.studies.plan import make_plan
 
     if not 0 < tflops < float("inf"):
         raise InputError(f"tflops is {tflops:g}; expected a number greater than 0, such as 19.5.")
     if not 0 < utilisation <= 1:
         raise InputError(f"utilisation is {utilisation:g}; expected a share greater than 0 and at most 1, such as 0.1.")
     studies = library(dataset, scale)
-    plans = {name: runner.plan(study, f".none/{name}", workers=workers) for name, study in studies.items()}
+    plans = {name: make_plan(study, f".none/{name}", workers=workers) for name, study in studies.items()}
     count = next(iter(plans.values())).workers
     about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
 

@@ -163,15 +163,13 @@ def _problem(
 
     from tacit._random import generator
     from tacit.problem import Problem
-    from tacit.studies.data import load as datasets
+    from tacit.studies.data.load import load, load_fashion_mnist
     from tacit.studies.train.models import mlp
 
     if dataset in ("fashion-mnist", "fashion_mnist"):  # the second is how study files write it
-        from tacit.studies.data.fashion_mnist import load_fashion_mnist
-
         data = load_fashion_mnist()
     elif dataset == "mnist1d":
-        data = datasets.load(dataset)
+        data = load(dataset)
     else:
         raise InputError(f"--dataset {dataset!r} is unknown; use mnist1d or fashion-mnist.")
     size = len(data.train_inputs) if train_size is None else train_size

@@ -57,8 +57,10 @@ def reproduce(
     from tacit.studies.describe.library import library, results_name, studies_for
     from tacit.studies.estimate import in_words
     from tacit.studies.execute.attempts import FleetsFailedError
-    from tacit.studies.execute.signals import exit_code, stopped_message
+    from tacit.studies.execute.signals import exit_code
+    from tacit.studies.plan import make_plan
     from tacit.studies.progress import Display
+    from tacit.studies.store.status import stopped_message
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
@@ -66,7 +68,7 @@ def reproduce(
     studies = studies_for(wanted, library(dataset, scale))
     folder = into or Path("runs") / results_name(dataset, scale)
     plans = {
-        name: runner.plan(study, folder / name, executor=executor, device=device, workers=workers)
+        name: make_plan(study, folder / name, executor=executor, device=device, workers=workers)
         for name, study in studies.items()
     }
     seconds = sum(plan.seconds for plan in plans.values())

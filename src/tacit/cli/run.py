@@ -10,7 +10,7 @@ import typer
 from tacit.cli._study_options import Into, Overrides, StudyFile
 
 if TYPE_CHECKING:
-    from tacit.studies.runner import Plan
+    from tacit.studies.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -55,15 +55,17 @@ def run(
     from tacit._errors import InputError
     from tacit.studies import runner
     from tacit.studies.execute.attempts import FleetsFailedError
-    from tacit.studies.execute.signals import exit_code, stopped_message
+    from tacit.studies.execute.signals import exit_code
+    from tacit.studies.plan import make_plan
     from tacit.studies.progress import Display
+    from tacit.studies.store.status import stopped_message
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     study = runner.load_study(file, overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
-        plan = runner.plan(study, folder, executor=executor, device=device, workers=workers)
+        plan = make_plan(study, folder, executor=executor, device=device, workers=workers)
         print(plan)
         print("\n".join(_models(plan)))
         return

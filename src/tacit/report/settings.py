@@ -18,7 +18,7 @@ from tacit.report.selection import (
     small_rate,
     unshared_seeds,
 )
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import LATER, number
 from tacit.studies.describe.study import Study

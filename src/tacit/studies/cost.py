@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.operations import count
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import statistics
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from tacit._errors import InputError
 from tacit._parsing import MEGABYTE, parse_json, read_bounded
-from tacit.studies.data.load import cache_folder
+from tacit.studies.data.cache import cache_folder
+from tacit.studies.execute import machine
 from tacit.studies.train import operations
 from tacit.studies.train.packing import Fleet, finishing_time
 
@@ -52,21 +52,13 @@ def memory(fleet: Fleet) -> float:
     return 4.0 * len(fleet.runs) * (2 * counted.parameters + rows * counted.activations)
 
 
-def machine_memory() -> float:
-    """Bytes of this machine; infinite where the system does not tell."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
-
-
 def refuse_too_big(fleets: Sequence[Fleet], *, name: str) -> None:
     """InputError for a study that cannot fit into the memory of this machine."""
     most = max(map(memory, fleets), default=0.0)
-    if most > machine_memory():
+    if most > machine.machine_memory():
         raise InputError(
             f"a fleet of the study {name} needs at least {most / 1e9:,.0f} GB and this machine has "
-            f"{machine_memory() / 1e9:,.0f} GB; use a smaller width, depth or batch_size."
+            f"{machine.machine_memory() / 1e9:,.0f} GB; use a smaller width, depth or batch_size."
         )
 
 

@@ -7,7 +7,8 @@ import time
 
 from tacit._terminal_bar import TerminalBar
 from tacit.studies.estimate import in_words
-from tacit.studies.runner import Plan, Watcher
+from tacit.studies.plan import Plan
+from tacit.studies.runner import Watcher
 
 LINE_SECONDS = 30.0
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tacit.studies.data import augment
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 
 RAW = {
     name: np.random.default_rng(0).integers(0, 256, (6, *DATASETS[name].shape), dtype=np.uint8)

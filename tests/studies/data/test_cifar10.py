@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tacit.studies.data import cifar10
 from tacit.studies.data import files as data_files
 from tacit.studies.data.cifar10 import FOLDER, RECORD, members, parse_records
-from tacit.studies.data.load import DATASETS, load
+from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.load import load
 from tacit.studies.data.streams import UnreadableError
 
 WHOLE = tar(own_members())

@@ -16,7 +16,7 @@ from archives import content, packed, published
 from tacit import cli
 from tacit.studies.data import files as data_files
 from tacit.studies.data import published as data_sources
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.data.published import SOURCES
 
 GROUP = typer.main.get_command(cli.app).commands["data"]  # type: ignore[attr-defined]

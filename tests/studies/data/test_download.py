@@ -233,7 +233,7 @@ def test_a_full_disk_is_a_sentence(server: Server, tmp_path: Path, monkeypatch: 
 CHILD = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from test_data_download import at
+    from test_download import at
     from tacit.studies.data.download import Watch, fetch_file
 
     class Told(Watch):

@@ -9,9 +9,10 @@ import pytest
 
 import tacit
 from tacit.studies.data import files as data_files
-from tacit.studies.data.fashion_mnist import CONTENTS, load_fashion_mnist, parse_idx
+from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.fashion_mnist import CONTENTS, parse_idx
 from tacit.studies.data.files import Copy
-from tacit.studies.data.load import DATASETS, load
+from tacit.studies.data.load import load, load_fashion_mnist
 from tacit.studies.data.streams import UnreadableError
 
 

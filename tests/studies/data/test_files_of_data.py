@@ -13,9 +13,11 @@ from archives import content, packed
 from tacit import InputError, cli
 from tacit.studies.data import cifar10, fashion_mnist
 from tacit.studies.data import files as data_files
-from tacit.studies.data import load as datasets
+from tacit.studies.data import load as load_module
+from tacit.studies.data.cache import arrays_sha256, write_arrays
+from tacit.studies.data.facts import ARRAYS, Data
 from tacit.studies.data.files import Copy, copies, incomplete, locate
-from tacit.studies.data.load import Data, load
+from tacit.studies.data.load import load
 
 IDX = {
     "train-images-idx3-ubyte": bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(2 * 784),
@@ -43,8 +45,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     contents = tuple(content(name, raw) for name, raw in IDX.items())
     monkeypatch.setattr(fashion_mnist, "CONTENTS", contents)
     data = fashion_mnist.decode(list(IDX.values()))
-    arrays = {name: np.ascontiguousarray(getattr(data, name)) for name in datasets.ARRAYS}
-    monkeypatch.setitem(datasets._DECODED, "fashion_mnist", datasets._digest(arrays))
+    arrays = {name: np.ascontiguousarray(getattr(data, name)) for name in ARRAYS}
+    monkeypatch.setitem(load_module.DECODED, "fashion_mnist", arrays_sha256(arrays))
 
 
 def lay(folder: Path, *, ending: str = ".gz", level: int = 9) -> Path:
@@ -174,7 +176,7 @@ def test_the_cache_alone_is_enough_and_a_wrong_one_is_not_used(
     shutil.rmtree(tmp_path / "named")
     assert (load("fashion_mnist").test_inputs == before.test_inputs).all()
     changed = Data(before.train_inputs + np.uint8(1), before.train_targets, before.test_inputs, before.test_targets)
-    datasets._write(tmp_path / "cache" / "fashion_mnist.safetensors", changed)  # consistent in itself, but not it
+    write_arrays(tmp_path / "cache" / "fashion_mnist.safetensors", changed)  # consistent in itself, but not it
     with pytest.raises(InputError, match="tacit data get"):
         load("fashion_mnist")
 

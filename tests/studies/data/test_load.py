@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tacit import InputError
-from tacit.studies.data import load as datasets
-from tacit.studies.data.load import DATASETS, Data, load
+from tacit.studies.data import mnist1d
+from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.load import load
 
 
 def test_mnist1d_has_the_size_its_facts_say(data: Data) -> None:
@@ -28,25 +29,25 @@ def test_training_inputs_have_mean_zero_and_deviation_one(data: Data) -> None:
 
 def test_the_test_set_has_no_say_in_the_standardisation() -> None:
     train = np.array([[1.0, 3.0]])
-    assert datasets.standardise(train, np.array([[2.0]]))[1] == 0
-    assert (datasets.standardise(train, np.array([[1e9]]))[0] == [[-1, 1]]).all()
+    assert mnist1d.standardise(train, np.array([[2.0]]))[1] == 0
+    assert (mnist1d.standardise(train, np.array([[1e9]]))[0] == [[-1, 1]]).all()
 
 
 def test_making_the_data_leaves_the_global_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import mnist1d.data
+    from mnist1d.data import get_dataset_args
 
-    few = mnist1d.data.get_dataset_args()
+    few = get_dataset_args()
     few.num_samples = 50
     monkeypatch.setattr("mnist1d.data.get_dataset_args", lambda: few)
     before = (np.random.get_state()[1].tolist(), random.getstate())
-    datasets._make_mnist1d()
+    mnist1d.make_mnist1d()
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, data: Data, cache: Path) -> list[int]:
     calls: list[int] = []
     monkeypatch.setenv("TACIT_CACHE", str(cache))
-    monkeypatch.setitem(datasets._MAKERS, "mnist1d", lambda: calls.append(1) or data)
+    monkeypatch.setattr(mnist1d, "make_mnist1d", lambda: calls.append(1) or data)
     return calls
 
 

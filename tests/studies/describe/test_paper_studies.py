@@ -15,7 +15,8 @@ import pytest
 
 from tacit import InputError, cli
 from tacit.report import CATALOGUE
-from tacit.studies.data.load import DATASETS, Data, load
+from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.load import load
 from tacit.studies.describe.library import library, library_folder
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.describe.study import load_study

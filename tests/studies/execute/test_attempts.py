@@ -10,9 +10,11 @@ import pytest
 from tacit import InputError
 from tacit.studies import runner
 from tacit.studies.describe.study import parse_study
-from tacit.studies.execute.attempts import Attempts, FleetsFailedError, Task
+from tacit.studies.execute.attempts import Attempts, FleetsFailedError
+from tacit.studies.execute.executor import Task
 from tacit.studies.execute.pool import FALSE_STARTS, Lost, Worker, WorkerPool
 from tacit.studies.execute.wire import Message
+from tacit.studies.plan import Plan
 from tacit.studies.train.packing import Fleet, pack
 
 STUDY = parse_study(
@@ -156,7 +158,7 @@ def test_a_first_fleet_that_fails_while_the_rate_is_measured_is_tried_like_any_o
 
     monkeypatch.setattr(runner, "load", lambda name: None)  # nothing is trained here
     pool = Failing({ONE.id: [failed()] * 3, TWO.id: [ROWS]})
-    plans: list[runner.Plan] = []
+    plans: list[Plan] = []
     watcher = runner.Watcher()
     watcher.planned = plans.append  # type: ignore[method-assign]
     with pytest.raises(FleetsFailedError, match=f"1 of 2 fleets failed .{ONE.id}"):

@@ -19,7 +19,7 @@ from in_process import rows_on_disk, wait_for
 from tacit import InputError
 from tacit._provenance import provenance
 from tacit.studies import runner
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.attempts import FleetsFailedError
 from tacit.studies.execute.ray.executor import RayExecutor, _Actor, _ending
@@ -435,7 +435,7 @@ def test_a_second_ctrl_c_does_not_interrupt_the_end_of_ray(monkeypatch: pytest.M
 
 def test_the_object_store_is_small_on_small_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     for memory, expected in [(1e9, 128 * 2**20), (8e9, 4e8), (1e12, 2**30)]:
-        monkeypatch.setattr("tacit.studies.estimate.machine_memory", lambda memory=memory: memory)
+        monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda memory=memory: memory)
         assert store_bytes() == expected
 
 

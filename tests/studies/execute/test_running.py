@@ -19,11 +19,13 @@ import pytest
 from in_process import InProcess, Listener, rows_on_disk, wait_for
 from tacit import InputError
 from tacit.studies import runner
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.execute import worker
-from tacit.studies.execute.attempts import FleetsFailedError, Task, Watch
+from tacit.studies.execute.attempts import FleetsFailedError
+from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.local import LocalExecutor
+from tacit.studies.plan import make_plan
 from tacit.studies.store import folder as store
 from tacit.studies.store.folder import StudyFolder
 from tacit.studies.store.status import study_status
@@ -72,7 +74,7 @@ def test_a_finished_study_is_never_too_long_for_this_machine(
     rows = runner.run(SMALL, tmp_path / "done", executor=InProcess(data))
     monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
     assert runner.run(SMALL, tmp_path / "done") == rows
-    assert runner.plan(SMALL, tmp_path / "done").seconds == 0
+    assert make_plan(SMALL, tmp_path / "done").seconds == 0
     with pytest.raises(InputError, match="less than a year"):
         runner.run(SMALL, tmp_path / "new")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tacit import InputError
-from tacit.studies.execute.local import trains_on
-from tacit.studies.runner import cores, make_executor
+from tacit.studies.execute.machine import cores, trains_on
+from tacit.studies.runner import make_executor
 from tacit.studies.train import devices
 
 
@@ -67,7 +67,7 @@ def test_workers_are_as_many_as_cores_and_one_on_a_gpu(machine: pytest.MonkeyPat
     with closing(make_executor("local")) as executor:
         assert executor.workers == cores()
         assert not executor.elsewhere
-    machine.setattr("tacit.studies.execute.local.version", lambda name: "2.13.0+cu130")
+    machine.setattr("tacit.studies.execute.machine.version", lambda name: "2.13.0+cu130")
     machine.setattr(torch.cuda, "is_available", lambda: True)
     with closing(make_executor("local")) as executor:  # auto
         assert executor.workers == 1

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from oracles import penalised_gradient
 from tacit._random import generator
-from tacit.studies.data.load import DATASETS, Data
+from tacit.studies.data.facts import DATASETS, Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import module_program as single
 from tacit.studies.train import training as training_module
@@ -42,7 +42,7 @@ def pictures(name: str) -> Data:
 
 def trained(run: RunSpec, data: Data, program: type, monkeypatch: pytest.MonkeyPatch) -> Training:
     with monkeypatch.context() as patched:
-        patched.setattr(training_module.programs, "make", program)
+        patched.setattr(training_module.program, "make", program)
         training = Training(Fleet((run,)), data, dtype=torch.float64)
     training.advance()
     return training

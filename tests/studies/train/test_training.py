@@ -13,7 +13,7 @@ import tacit
 from tacit._random import generator
 from tacit.batching import ORDERS, epoch_batches
 from tacit.schedules import SCHEDULES, paper_decay
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.checkpoint import DamagedCheckpointError
 from tacit.studies.train.models import mlp

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit._random import generator
-from tacit.studies.data.load import Facts
+from tacit.studies.data.facts import Facts
 
 PADDING = 4  # pixels at the published size of the images
 

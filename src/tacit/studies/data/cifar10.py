@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tacit.studies.data.load import Data
+from tacit.studies.data.facts import Data
 from tacit.studies.data.streams import Content, UnreadableError
 
 if TYPE_CHECKING:

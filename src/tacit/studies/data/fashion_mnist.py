@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tacit.studies.data.load import Data, load, standardise
+from tacit.studies.data.facts import Data
 from tacit.studies.data.streams import Content, UnreadableError
 
 if TYPE_CHECKING:
@@ -42,14 +42,3 @@ def decode(raw: Sequence[bytes]) -> Data:
     """The four files' bytes, in the order of CONTENTS, as images (N, 1, 28, 28) in uint8 and their class numbers."""
     train, train_labels, test, test_labels = (parse_idx(each) for each in raw)
     return Data(train[:, None], train_labels.astype("int64"), test[:, None], test_labels.astype("int64"))
-
-
-def load_fashion_mnist() -> Data:
-    """All images as rows of 784 numbers, standardised together by the training set's mean and standard deviation.
-
-    Studies standardise each image by itself, on the device; this is for measurements that want plain rows.
-    """
-    data = load("fashion_mnist")
-    rows = [images.reshape(len(images), -1).astype("float32") / 255 for images in (data.train_inputs, data.test_inputs)]
-    train, test = standardise(*rows)
-    return Data(train, data.train_targets, test, data.test_targets)

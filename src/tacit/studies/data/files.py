@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tacit._errors import InputError
 from tacit.studies.data import cifar10, fashion_mnist
-from tacit.studies.data.load import Data, cache_folder
+from tacit.studies.data.cache import cache_folder
+from tacit.studies.data.facts import Data
 from tacit.studies.data.published import ARCHIVE
 from tacit.studies.data.streams import Content, UnreadableError, pieces, unpacked, whole
 

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from tacit._errors import InputError
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
 SMALLEST, LARGEST = 2.0**-126, 2.0**127  # fleets train in float32: smaller numbers are flushed to 0, larger overflow

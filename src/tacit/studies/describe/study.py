@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,27 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tacit._errors import InputError
 from tacit._parsing import MEGABYTE, parse_toml, read_bounded
 from tacit.studies.describe.figure_options import check_figures
-from tacit.studies.describe.spec import (
-    NAME,
-    NAME_IN_WORDS,
-    RUN_KEYS,
-    RunSpec,
-    digest,
-    make_run,
-    number,
-    sentence,
-    shorten,
-    unknown_key,
-)
+from tacit.studies.describe.grid import Table, expand
+from tacit.studies.describe.overrides import override
+from tacit.studies.describe.spec import NAME, NAME_IN_WORDS, RunSpec, digest, sentence, shorten
 
 SCHEMA = 1
 MOST_BYTES = MEGABYTE  # of a study file
-MOST_RUNS = 100_000  # a typing error in a grid should be a sentence, not a full memory
-RANGE = re.compile(r"\s*(\d{1,18}):(\d{1,18})\s*")
-# A run gives one of each pair; overriding one takes the other away.
-EXCLUSIVE = [{"epochs", "updates"}, {"learning_rate", "bare_learning_rate"}]
-
-Table = dict[str, Any]
 
 
 class Claim(BaseModel):
@@ -90,7 +73,7 @@ class Study(BaseModel):
 
     @cached_property
     def runs(self) -> tuple[RunSpec, ...]:
-        return tuple(_expand(self.fixed, self.grid, where=self.name))
+        return tuple(expand(self.fixed, self.grid, where=self.name))
 
     @cached_property
     def hash(self) -> str:
@@ -109,7 +92,9 @@ def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> 
     else:
         path = Path(source)
         raw, where = _read_toml(path), path.name
-    return parse_study(_override(raw, overrides) if overrides else raw, where=where)
+    if overrides:
+        raw = override(raw, overrides, top=Study.model_fields, summary=Summary.model_fields)
+    return parse_study(raw, where=where)
 
 
 def parse_study(raw: Mapping[str, Any], *, where: str = "study") -> Study:
@@ -167,129 +152,3 @@ def _line_named_by(error: tomllib.TOMLDecodeError, text: str) -> str:
     found = re.search(r"at line (\d+)", str(error))
     lines = text.splitlines()
     return f": {shorten(lines[int(found[1]) - 1])}" if found and int(found[1]) <= len(lines) else ""
-
-
-# -- expansion --------------------------------------------------------------------------------------------------------
-def _expand(fixed: Table, grid: list[Table], *, where: str) -> list[RunSpec]:
-    """The union of the products of all grid tables over the fixed values; duplicates are dropped by hash."""
-    _one_of_seed_and_seeds(fixed, where=f"{where} [fixed]")
-    base = {_run_key(key, f"{where} [fixed]"): value for key, value in fixed.items()}
-    tables = [_axes(table, base, where=f"{where} [grid]") for table in grid] or [{}]
-    size = sum(math.prod(len(values) for values in axes.values()) for axes in tables)
-    if size > MOST_RUNS:
-        raise InputError(f"{where}: the grid has {size} runs; expected at most {MOST_RUNS}.")
-    runs: dict[str, RunSpec] = {}
-    for axes in tables:
-        for values in itertools.product(*axes.values()):
-            run = make_run({**base, **dict(zip(axes, values, strict=True))}, where=where)
-            runs.setdefault(run.hash, run)
-    return list(runs.values())
-
-
-def _axes(table: Table, base: Table, *, where: str) -> dict[str, list[Any]]:
-    _one_of_seed_and_seeds(table, where=where)
-    axes: dict[str, list[Any]] = {}
-    for given, values in table.items():
-        key = _run_key(given, where)
-        listed = _as_range(values, given, where=where) if isinstance(values, str) else values
-        if not isinstance(listed, list) or not listed:
-            raise InputError(f"{where}: {given} is {shorten(values)}; expected a list with at least one value.")
-        if key in base:
-            raise InputError(f"{where}: {key} is both fixed and in the grid; expected it in one of them.")
-        axes[key] = listed
-    return axes
-
-
-def _one_of_seed_and_seeds(table: Table, *, where: str) -> None:
-    if {"seed", "seeds"} <= table.keys():
-        raise InputError(f"{where}: seed and seeds are both given, and mean the same; expected one of them.")
-
-
-def _run_key(key: str, where: str) -> str:
-    key = "seed" if key == "seeds" else key
-    if key not in RUN_KEYS:
-        raise InputError(unknown_key(where, key, RUN_KEYS))
-    return key
-
-
-def _as_range(text: str, key: str, *, where: str) -> list[int] | None:
-    """`"0:3"` is [0, 1, 2]; None when the text is no range."""
-    found = RANGE.fullmatch(text)
-    if found is None:
-        return None
-    first, end = int(found[1]), int(found[2])
-    if not 0 < end - first <= MOST_RUNS:
-        size = "empty" if end <= first else f"longer than {MOST_RUNS}"
-        raise InputError(f"{where}: {key} is the range {text.strip()}, which is {size}; 0:3 means 0, 1, 2.")
-    return list(range(first, end))
-
-
-# -- overrides --------------------------------------------------------------------------------------------------------
-def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> Table:
-    study = {**raw, "fixed": dict(_table(raw, "fixed")), "summary": dict(_table(raw, "summary"))}
-    grid = raw.get("grid", [])
-    if not isinstance(grid, list | Mapping) or any(not isinstance(table, Mapping) for table in grid_tables(grid)):
-        raise InputError("grid is not a table; expected [grid] or [[grid]].")
-    study["grid"] = [dict(table) for table in grid_tables(grid)]
-    for text in overrides:
-        given, equals, value = text.partition("=")
-        if not equals or not given.strip() or not value.strip():
-            raise InputError(f"the override {shorten(text)} is not key=value; write for example seeds=0:3.")
-        _apply(study, given.strip(), value.strip())
-    return study
-
-
-def grid_tables(grid: Any) -> list[Any]:
-    return [grid] if isinstance(grid, Mapping) else list(grid)
-
-
-def _table(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = raw.get(key, {})
-    if not isinstance(found, Mapping):
-        raise InputError(f"{key} is {shorten(found)}; expected a table [{key}].")
-    return found
-
-
-def _apply(study: Table, given: str, text: str) -> None:
-    if given.startswith("summary."):
-        study["summary"][given.removeprefix("summary.")] = _value(text)
-        return
-    if given in Study.model_fields or given == "schema":
-        raise InputError(
-            f"override: {given} is not a value of a run; change it in the file. Overrides take "
-            f"{', '.join(RUN_KEYS)}, {', '.join(f'summary.{name}' for name in Summary.model_fields)}."
-        )
-    key = _run_key(given, "override")
-    gone = {key} | next((pair for pair in EXCLUSIVE if key in pair), set()) | ({"seeds"} if key == "seed" else set())
-    for table in (study["fixed"], *study["grid"]):
-        for name in gone & table.keys():
-            del table[name]
-    listed = _listed(text, given)
-    if listed is None:
-        study["fixed"][key] = _value(text)
-    else:
-        study["grid"] = study["grid"] or [{}]
-        for table in study["grid"]:
-            table[key] = listed
-
-
-def _listed(text: str, key: str) -> list[Any] | None:
-    """The values of `a,b`, `[a,b]` or `0:3`; None for a single value."""
-    bracketed = text.startswith("[") and text.endswith("]")
-    inside = text[1:-1].strip().removesuffix(",") if bracketed else text
-    if bracketed and not inside:
-        raise InputError(f"override: {key} is {shorten(text)}; expected at least one value.")
-    if bracketed or "," in inside:
-        return [_value(part) for part in inside.split(",")]
-    return _as_range(inside, key, where="override")
-
-
-def _value(text: str) -> Any:
-    """The value as TOML would read it; a bare word is a string."""
-    text = text.strip()
-    try:
-        return parse_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return number(text)
-    except ValueError as error:
-        raise InputError(f"the override value {shorten(text)} is refused: {error}.") from None

@@ -6,26 +6,13 @@ alike, wherever fleets run. A fleet that is given up is a result, told with its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tacit._errors import InputError
+from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.wire import Message
-from tacit.studies.train.packing import Fleet
 
 ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class Task:
-    """One fleet to train, from a checkpoint if there is one."""
-
-    fleet: Fleet
-    checkpoint: bytes | None = None
-    checkpoint_seconds: float = 10.0
-
-
-Watch = Callable[[Fleet, Message], None]
 
 
 class FleetsFailedError(InputError):

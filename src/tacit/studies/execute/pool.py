@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tacit._errors import InputError
-from tacit.studies.execute.attempts import ATTEMPTS, Attempts, Task, Watch
+from tacit.studies.execute.attempts import ATTEMPTS, Attempts
+from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.signals import uninterrupted
 from tacit.studies.execute.wire import Message
 from tacit.studies.train.packing import Fleet

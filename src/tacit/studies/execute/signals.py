@@ -5,15 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from types import FrameType
-
-from tacit._counted import counted
-from tacit._errors import InputError
-from tacit.studies.store.folder import Damage, StudyFolder
-
-GO_ON = "run the same command again to go on."
 
 
 class Terminated(KeyboardInterrupt):
@@ -78,19 +71,3 @@ def uninterrupted() -> Iterator[None]:
         restore()
     for heard in waiting:
         signal.raise_signal(heard)
-
-
-def stopped_message(folders: Sequence[str | Path]) -> str:
-    """What these study folders hold now that the study has stopped, and how to go on."""
-    stores = [StudyFolder(Path(folder)) for folder in folders]
-    try:
-        fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
-        finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
-        under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
-    except InputError as unreadable:  # the study was stopped all the same, and its exit code says so
-        return f"stopped; {unreadable} Then {GO_ON}"
-    kept = [counted(finished, "finished fleet")] if finished else []
-    kept += [counted(under_way, "checkpoint")] if under_way else []
-    if not kept:
-        return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
-    return f"stopped; {' and '.join(kept)} stored: {GO_ON}"

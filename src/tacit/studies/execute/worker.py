@@ -21,7 +21,7 @@ from tacit._provenance import provenance
 from tacit.studies.execute.wire import Message, Pipe, receive, send
 
 if TYPE_CHECKING:
-    from tacit.studies.data.load import Data
+    from tacit.studies.data.facts import Data
     from tacit.studies.train.training import Training
 
 Load = Callable[[str], "Data"]

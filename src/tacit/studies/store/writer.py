@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from tacit._counted import counted
 from tacit._provenance import provenance
-from tacit.studies import estimate
-from tacit.studies.execute.attempts import FleetsFailedError, Task
-from tacit.studies.execute.local import Executor
+from tacit.studies.execute.attempts import FleetsFailedError
+from tacit.studies.execute.executor import Executor, Task
 from tacit.studies.execute.wire import Message
 from tacit.studies.store.folder import StudyFolder
 from tacit.studies.train.packing import Fleet
@@ -40,16 +39,18 @@ class Recorder:
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def train(self, remaining: Sequence[Fleet], executor: Executor, *, rate_for: int | None) -> None:
-        """Train what remains. The rate is kept for estimates with `rate_for` workers of this machine, if it is one."""
+    def train(
+        self, remaining: Sequence[Fleet], executor: Executor, *, keep_rate: Callable[[float], None] | None
+    ) -> None:
+        """Train what remains. `keep_rate` is told the rate if it is one of whole fleets on this machine."""
         self.done = {fleet.id: float(fleet.id in self.finished) for fleet in self.fleets}
         began_fresh = all(not self.folder.checkpoint_path(fleet.id).exists() for fleet in remaining)
         tasks = [Task(fleet, self.folder.read_checkpoint(fleet.id), self.checkpoint_seconds) for fleet in remaining]
         executor.run(tasks, self.heard)
         self._refuse_failed()
         # A rate worth keeping: of whole fleets, not of a few steps.
-        if rate_for is not None and began_fresh and not self.warnings and self.busy_seconds > 5:
-            estimate.store_rate(rate_for, sum(fleet.cost for fleet in remaining) / self.busy_seconds)
+        if keep_rate is not None and began_fresh and not self.warnings and self.busy_seconds > 5:
+            keep_rate(sum(fleet.cost for fleet in remaining) / self.busy_seconds)
 
     def heard(self, fleet: Fleet, message: Message) -> None:
         if fleet.id not in self.started:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.operations import features

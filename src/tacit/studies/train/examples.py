@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.studies.data import augment
-from tacit.studies.data.load import DATASETS, Data
+from tacit.studies.data.facts import DATASETS, Data
 from tacit.studies.describe.spec import RunSpec
 
 

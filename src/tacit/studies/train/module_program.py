@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from tacit._random import generator
 from tacit.penalty import GradientPenalty
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
 from tacit.studies.train.models import mlp, wide_resnet

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 
 if TYPE_CHECKING:
     from tacit.studies.describe.spec import RunSpec

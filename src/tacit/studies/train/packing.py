@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tacit.studies.data.load import DATASETS
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.spec import RunSpec, digest
 from tacit.studies.train import operations
 

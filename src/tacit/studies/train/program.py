@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from tacit.studies.describe.spec import RunSpec
+from tacit.studies.train.batched_program import Batched
+from tacit.studies.train.module_program import Single
 from tacit.studies.train.packing import has_run_axis
 
 
@@ -44,9 +46,5 @@ class Program(Protocol):
 def make(runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> Program:
     """The program for these runs, each model where its own seed puts it."""
     if has_run_axis(runs[0]):
-        from tacit.studies.train.batched_program import Batched
-
         return Batched(runs, device=device, dtype=dtype)
-    from tacit.studies.train.module_program import Single
-
     return Single(runs, device=device, dtype=dtype)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
 from tacit.studies.data import augment
-from tacit.studies.data.load import DATASETS, Data
+from tacit.studies.data.facts import DATASETS, Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import checkpoint, devices, examples, program
 from tacit.studies.train.checkpoint import Frame

@@ -16,8 +16,9 @@ from typing import Any
 
 from tacit._errors import InputError
 from tacit._provenance import provenance
-from tacit.studies.execute.attempts import ATTEMPTS, Task, Watch
-from tacit.studies.execute.local import ONE_THREAD, known_device, named_in_environment
+from tacit.studies.execute.attempts import ATTEMPTS
+from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.machine import ONE_THREAD, cores, known_device, named_in_environment
 from tacit.studies.execute.pool import Lost, Worker, WorkerPool
 from tacit.studies.execute.ray.session import RaySession
 from tacit.studies.execute.wire import Message, decode, encode
@@ -73,8 +74,6 @@ class RayExecutor(WorkerPool):
             raise InputError(f"gpus is {gpus!r}; expected a share up to 1, or a whole number.")
         if self.device == "mps":
             raise InputError("device='mps' is not known to Ray; use the executor 'local', or device='cpu'.")
-        from tacit.studies.runner import cores
-
         self.session = RaySession(address, cpus=max(workers or 1, cores()))
         self._ray = self.session.ray
         self._data: dict[str, Any] = {}

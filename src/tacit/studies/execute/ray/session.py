@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from tacit._errors import InputError
+from tacit.studies.execute import machine
 from tacit.studies.execute.signals import Terminated
 
 INSTALL = 'pip install "tacit[ray]"'
@@ -181,9 +182,7 @@ def import_ray() -> ModuleType:
 
 def store_bytes() -> int:
     """Memory for Ray's object store: a twentieth of the machine, from 128 MB to 1 GB (Ray's own rule is a third)."""
-    from tacit.studies.estimate import machine_memory
-
-    return int(min(max(machine_memory() / 20, LEAST_STORE), MOST_STORE))
+    return int(min(max(machine.machine_memory() / 20, LEAST_STORE), MOST_STORE))
 
 
 def remove_leftovers(parent: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.studies.execute.wire import Message, encode
 
 if TYPE_CHECKING:
-    from tacit.studies.data.load import Data
+    from tacit.studies.data.facts import Data
 
 
 UNREAD = 8  # frames, checkpoints among them, that a worker holds for a study's process that does not ask
@@ -86,7 +86,7 @@ class RayWorker:
         """The study's process puts the arrays into Ray's store once: a machine needs no dataset of its own."""
         import ray
 
-        from tacit.studies.data.load import Data
+        from tacit.studies.data.facts import Data
 
         if name not in self.data:
             self.data[name] = Data(**ray.get(self.references[name]))

@@ -1,0 +1,45 @@
+"""What a study asks of an executor: it takes fleets and tells what happens; it knows nothing of files.
+
+A fleet is a task: a pure function of its runs, the data and perhaps a checkpoint, returning rows. `local.LocalExecutor`
+runs tasks in processes of this machine, one core and one thread each; `ray.executor.RayExecutor` in workers of a
+cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tacit.studies.execute.wire import Message
+from tacit.studies.train.packing import Fleet
+
+
+@dataclass(frozen=True)
+class Task:
+    """One fleet to train, from a checkpoint if there is one."""
+
+    fleet: Fleet
+    checkpoint: bytes | None = None
+    checkpoint_seconds: float = 10.0
+
+
+Watch = Callable[[Fleet, Message], None]
+
+
+class Executor(Protocol):
+    """What a study needs: train all tasks, telling `watch` of progress, checkpoints, warnings, rows and failures."""
+
+    @property
+    def workers(self) -> int:
+        """How many fleets train at once."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether fleets train on something else than cores of this machine, so that rates say nothing about cores."""
+
+    def run(self, tasks: Sequence[Task], watch: Watch) -> None: ...
+
+    def calibrate(self, fleets: Sequence[Fleet]) -> float: ...
+
+    def close(self) -> None: ...
