@@ -234,9 +234,9 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["gram", "double_backward"])
-def test_fused_attention_is_refused_by_name_and_works_with_the_math_kernel(method: str) -> None:
+def test_attention_as_it_is_is_refused_by_name_and_works_with_the_math_kernel(method: str) -> None:
     model, inputs = Attention(), numbers(2, 3, 4, seed=1).float()
-    penalty = GradientPenalty(model, 0.1, method=method)
+    penalty = GradientPenalty(model, 0.1, method=method, attention="as_is")
     with pytest.raises(InputError, match=r"scaled_dot_product_attention.*method='finite_difference'"):
         penalty.backward(lambda: model(inputs).mean())
     assert all(parameter.grad is None for parameter in model.parameters())

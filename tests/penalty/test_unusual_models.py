@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from cases import labels, numbers
@@ -103,13 +102,6 @@ def test_two_pass_methods_see_moved_parameters_under_an_outer_autocast(method: s
             )
         gradients.append(flat(model))
     assert (gradients[0] - gradients[1]).norm() > 0.1 * gradients[0].norm()
-
-
-@pytest.mark.parametrize("method", EXACT)
-def test_weight_norm_is_refused_because_its_second_derivative_is_wrong(method: str) -> None:
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3)).double()
-    with pytest.raises(InputError, match="weight_norm"):
-        GradientPenalty(model, 0.3, method=method).backward(lambda: F.cross_entropy(model(X), Y))
 
 
 def test_forward_over_reverse_refuses_when_its_second_pass_differs() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,9 @@ class Task:
     generators: tuple[torch.Generator, ...] = ()
     mean: Callable[[Sequence[Tensor]], list[Tensor]] | None = None
     deliver: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None  # in place of adding to `.grad`
-    options: Mapping[str, Any] = field(default_factory=dict)
+    central: bool = False  # finite differences on both sides of ω
+    check_error: bool = False  # whether approximate methods estimate their error at this step
+    check_sites: bool = False  # whether `gram` compares what its layers give with a plain backward pass
 
     def loss(self, closure: Closure) -> Tensor:
         """The closure's loss, checked."""

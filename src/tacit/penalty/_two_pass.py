@@ -120,7 +120,7 @@ class Views:
 
 
 def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:
-    """One step with distances from `distances_of(views)`, with the error estimated when `options['check']` is set."""
+    """One step with distances from `distances_of(views)`, with the error estimated when the task asks for it."""
     views = Views(task)
     norm = views.inner_product()
     lengths = views.direction_norms()
@@ -133,7 +133,7 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
     distances = distances_of(views)
     products = views.curvature_products(distances, central=central)
     error = None
-    if task.options.get("check"):
+    if task.check_error:
         halved = views.curvature_products([distance / 2 for distance in distances], central=central)
         apart = float(_norm([a - b for a, b in zip(products, halved, strict=True)]))
         size = float(_norm(halved))

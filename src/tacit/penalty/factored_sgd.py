@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit.penalty import gram
 from tacit.penalty._refusals import sentences
+from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._task import Task
 from tacit.penalty._wrappers import refuse_ddp, without_ddp
 from tacit.penalty.gradient_penalty import PenaltyRecord, _penalised_parameters
@@ -33,8 +35,9 @@ class FactoredSGD(torch.optim.Optimizer):
     and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
     optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
 
-    As in `torch.optim.SGD`, weight decay acts on the update and is not part of the penalised norm. Whatever works on
-    `.grad` (clipping, gradient scaling, hooks, DistributedDataParallel) has nothing to work on here.
+    `attention` is that of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the update and is not part of
+    the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks,
+    DistributedDataParallel) has nothing to work on here.
 
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
@@ -42,11 +45,20 @@ class FactoredSGD(torch.optim.Optimizer):
     >>> loss = optimizer.step(lambda: nn.functional.mse_loss(model(inputs), targets))
     """
 
-    def __init__(self, model: nn.Module, lr: float, *, strength: float = 0.0, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        strength: float = 0.0,
+        weight_decay: float = 0.0,
+        attention: str = "math",
+    ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("strength", strength)):
             _check_number(name, value)
         refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
-        self.model = model
+        self.model, self.attention = model, check_attention(attention)
+        self._attention_notice = AttentionNotice()
         self.named = _penalised_parameters(model, ())
         self.last: PenaltyRecord | None = None
         self._sites_checked = False
@@ -67,9 +79,10 @@ class FactoredSGD(torch.optim.Optimizer):
         for name in ("lr", "weight_decay", "strength"):
             _check_number(name, group[name])
         self.zero_grad(set_to_none=True)
-        options = {"check_sites": not self._sites_checked}
-        task = Task(self.model, self.named, (closure,), strength=float(group["strength"]), options=options)
-        with torch.enable_grad(), sentences(), without_ddp():
+        strength = float(group["strength"])
+        task = Task(self.model, self.named, (closure,), strength=strength, check_sites=not self._sites_checked)
+        exact = twice_differentiable(self.attention, self._attention_notice) if strength else nullcontext()
+        with torch.enable_grad(), sentences(), without_ddp(), exact:
             outcome, sites = gram.run(task, keep_factors=True)
         self._sites_checked |= outcome.checked
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]

@@ -17,8 +17,7 @@ from tacit.penalty._two_pass import Views, estimate, parameter_norm
 
 def backward(task: Task) -> Outcome:
     """Approximate; two gradients a step, three with `central=True`."""
-    central = bool(task.options.get("central", False))
-    return estimate(task, lambda views: step_sizes(views, central=central), central=central)
+    return estimate(task, lambda views: step_sizes(views, central=task.central), central=task.central)
 
 
 def step_sizes(views: Views, *, central: bool) -> list[float]:

@@ -20,6 +20,7 @@ from tacit._random import generator as named_generator
 from tacit.penalty import gram
 from tacit.penalty._distributed import Step, Workers, lengths
 from tacit.penalty._refusals import sentences
+from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._task import Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
 from tacit.penalty.registry import choose, fastest_exact
@@ -68,6 +69,8 @@ class GradientPenalty:
     - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
     - `exclude`: names or patterns of parameters left out of the norm; they still receive its gradient.
     - `central`, `check_every`: for approximate methods; the error is estimated on every `check_every`-th step.
+    - `attention`: `math` lets exact methods run scaled_dot_product_attention by its MATH backend, the one with a second
+      derivative, and says so once; `as_is` leaves the choice to torch, whose fused kernels the exact methods refuse.
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
 
     >>> model = nn.Linear(2, 1)
@@ -94,6 +97,7 @@ class GradientPenalty:
         generators: Iterable[torch.Generator] = (),
         of: str = "micro_batch",
         check_ranks: bool = True,
+        attention: str = "math",
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -117,6 +121,7 @@ class GradientPenalty:
         refuse_wrapped(model, of=of)
         self.strength, self.micro_batch_size, self.of = strength, micro_batch_size, of
         self.every, self.probability = every, probability
+        self.attention, self._attention_notice = check_attention(attention), AttentionNotice()
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         strangers = [item for item in self.generators if not isinstance(item, torch.Generator)]
         if strangers:
@@ -228,17 +233,29 @@ class GradientPenalty:
                     generators=self.generators,
                     mean=step.mean if self.of == "global_batch" else None,
                     deliver=deliver,
-                    options={"central": self.central, "check": check, "check_sites": not self._sites_checked},
+                    central=self.central,
+                    check_error=check,
+                    check_sites=not self._sites_checked,
                 )
-                outcomes.append(_plain(task) if strength == 0 else method.backward(task))
+                outcomes.append(self._run(task))
         self.steps += 1
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return step, self._record(outcomes, strength), scale
 
+    def _run(self, task: Task) -> Outcome:
+        method = choose(self.method)
+        if task.strength == 0:
+            return _plain(task)
+        if not method.exact:
+            return method.backward(task)
+        with twice_differentiable(self.attention, self._attention_notice):
+            return method.backward(task)
+
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
         task = Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
-        with sentences(), self._workers.alone(self.model), torch.enable_grad():
+        exact = twice_differentiable(self.attention, self._attention_notice)
+        with sentences(), self._workers.alone(self.model), torch.enable_grad(), exact:
             return gram.plan(task)
 
     def state_dict(self) -> dict[str, Any]:

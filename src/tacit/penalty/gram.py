@@ -70,7 +70,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
             norm, share, means = _penalty(task, views)
             with before.keep_from_here():
                 comes = _input_gradients_to_come(sites, share)
-                if task.options.get("check_sites"):
+                if task.check_sites:
                     checked = check_against_double_backward(
                         [view.loss for view in views], sites, comes, list(task.parameters.values()),
                         norm=share, scale=task.scale, means=means,
