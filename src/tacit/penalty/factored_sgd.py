@@ -35,8 +35,9 @@ class FactoredSGD(torch.optim.Optimizer):
     and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
     optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
 
-    `attention` is that of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the update and is no part
-    of the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks, DistributedDataParallel) has nothing to work on here.
+    `attention` is that of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the update and is no part of
+    the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks, DistributedDataParallel) has
+    nothing to work on here.
 
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
