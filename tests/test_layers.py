@@ -19,7 +19,7 @@ LAYERS = [
     {"batching", "edges", "problem", "schedules"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"studies"},
-    {"report", "integrations", "bench"},
+    {"report", "integrations", "bench", "explore"},
     {"cli"},
 ]
 ROOMS = ["data", "describe", "train", "execute", "store"]  # of studies/, then its own files: plan, runner, cost, …

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib import resources
+from typing import Any
 
-_INCLUDE = re.compile(r"^/\* include ([\w.]+) \*/$", re.MULTILINE)
+_INCLUDE = re.compile(r"^/\* include ([\w.-]+) \*/$", re.MULTILINE)
 
 
 def explore_page() -> str:
@@ -15,6 +17,16 @@ def explore_page() -> str:
     False
     """
     return _page("explore.html")
+
+
+def collapse_page(rows: list[Mapping[str, Any]]) -> str:
+    """The page on which the curves of several batch sizes move together when ε becomes ε/B, with these rows inside.
+
+    Rows are those of a study folder; see `collapse_runs` for which of them are shown.
+    """
+    from tacit.explore.collapse import as_json, collapse_runs
+
+    return _page("collapse.html").replace("/* data */", as_json(collapse_runs(rows)))
 
 
 def _page(name: str) -> str:
