@@ -36,10 +36,14 @@ _MESSAGES = [
     (r"cudnn.*(?:RNN|rnn).*double", _NO_SECOND.format("the model uses a cuDNN recurrent layer",
                                                        "Disable cuDNN for it, or use")),
     (r"[Cc]heckpoint\w* is (?:not compatible|incompatible) with \.grad\(\)", _REENTRANT),
+    # Without a forward derivative, and without a second one that another exact method could use.
+    (r"Trying to use forward AD with (\S*(?:ctc_loss|hardsigmoid|scaled_dot_product)\S*) that does not support it",
+     _NO_SECOND.format("the model uses {0}", "Use")),
     (r"Trying to use forward AD with (\S+) that does not support it",
      _NO_FORWARD.format("{0} has no forward derivative in PyTorch")),
-    (r"must override the setup_context", _NO_FORWARD.format(
-        "the model has an autograd.Function, or a full backward hook, that torch.func does not take")),
+    (r"must override the setup_context",
+     "the model has an autograd.Function, or a full backward hook, that torch.func does not take; forward_over_reverse "
+     "cannot run it. Use method='double_backward', or 'finite_difference' if the function is once_differentiable."),
     (r"saved tensor hooks", _NO_FORWARD.format("the model uses checkpointing or saved-tensor hooks")),
     (r"backward through the graph a second time",
      "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward pass "

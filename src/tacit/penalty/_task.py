@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
+from tacit.penalty._compiled import uncompiled
 from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._state import without_hooks
 
@@ -43,7 +45,7 @@ class Task:
 
     def loss(self, closure: Closure) -> Tensor:
         """The closure's loss, checked."""
-        with torch.enable_grad():
+        with torch.enable_grad(), uncompiled() if self.exact and self.strength else nullcontext():
             value = closure()
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 
 from tacit._errors import InputError
+from tacit.penalty._compiled import uncompiled
 from tacit.penalty._state import second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._two_pass import Views
@@ -64,7 +65,7 @@ def _directional_derivative(
         value = functional_call(closed, {**parameters, **buffers}, ()).reshape(())
         return value if task.scale == 1 else task.scale * value
 
-    with second_pass(task.model, views.starts[number], task.generators):
+    with second_pass(task.model, views.starts[number], task.generators), uncompiled():
         gradient, derivative = jvp(grad(loss), (point,), (tangent,))[:2]
     if task.scale != 1:
         gradient, derivative = ({name: found[name] / task.scale for name in point} for found in (gradient, derivative))
@@ -83,5 +84,6 @@ def _check_same(again: list[Tensor], first: list[Tensor]) -> None:
     if apart > 1e-4 * size:  # a hundredth of the gradient
         raise InputError(
             "the second pass gave another gradient than the first; expected a closure that runs the whole forward pass "
-            "and draws the same random numbers again. Use method='double_backward'."
+            "and draws the same random numbers again (torch.func draws dropout masks of transposed tensors in another "
+            "order, as in nn.TransformerEncoder). Use method='double_backward'."
         )
