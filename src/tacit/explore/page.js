@@ -174,8 +174,9 @@ function buildControls() {
     const range = choices ? [0, choices.length - 1, 1] : [min, max, step];
     $("sliders").insertAdjacentHTML(
       "beforeend",
-      `<label for="${key}">${text}</label><input id="${key}" type="range" min="${range[0]}" max="${range[1]}" step="${range[2]}">
-       <output id="${key}-value" for="${key}"></output>`,
+      `<div class="row"><label for="${key}">${text}</label>
+       <input id="${key}" type="range" min="${range[0]}" max="${range[1]}" step="${range[2]}">
+       <output id="${key}-value" for="${key}"></output></div>`,
     );
     $(key).addEventListener("input", (event) => {
       const value = Number(event.target.value);
@@ -183,7 +184,8 @@ function buildControls() {
     });
   }
   const options = ORDERS.map(([value, text]) => `<option value="${value}">${text}</option>`).join("");
-  $("sliders").insertAdjacentHTML("beforeend", `<label for="order">order of minibatches</label><select id="order">${options}</select>`);
+  const row = `<div class="row"><label for="order">order of minibatches</label><select id="order">${options}</select></div>`;
+  $("sliders").insertAdjacentHTML("beforeend", row);
   $("order").addEventListener("input", (event) => answerTo(event, { order: event.target.value }));
   $("time").addEventListener("input", (event) => answerTo(event, { time: Number(event.target.value) }));
   for (const { key, text, colour, shape } of CURVES) {

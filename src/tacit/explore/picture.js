@@ -149,7 +149,8 @@ function drawAxes(pen, view, width, height, colour) {
   pen.textAlign = "center";
   for (const a of ticks(view.left, view.width)) pen.fillText(a === 0 ? "0" : a.toFixed(1), view.toPixels([a, 0])[0], height - 5);
   pen.textAlign = "left";
-  for (const b of ticks(view.bottom, view.height)) pen.fillText(b === 0 ? "0" : b.toFixed(1), 5, view.toPixels([0, b])[1] + 4);
+  const belowName = ticks(view.bottom, view.height).filter((b) => view.toPixels([0, b])[1] > 32);
+  for (const b of belowName) pen.fillText(b === 0 ? "0" : b.toFixed(1), 5, view.toPixels([0, b])[1] + 4);
   pen.font = "italic 15px Georgia, serif";
   pen.textAlign = "right";
   pen.fillText("a", width - 8, height - 6);
@@ -213,16 +214,16 @@ function drawMean(pen, view, settings, world, colour) {
   pen.stroke();
 }
 
-// The flow of −∇C̃_SGD + ε · commutator, and ε · commutator as arrows, drawn longer than it is.
+// The flow of −∇C̃_SGD + ε · commutator, and ε · commutator as arrows: a velocity, drawn for one unit of time.
 function drawCommutator(pen, view, settings, world, until, colour) {
   const points = [...world.flows.order.slice(0, until), world.ends.order];
   const stroke = colour("c-commutator");
   pen.setLineDash([7, 4]);
   drawFlow(pen, view, points, "disc", stroke);
   pen.setLineDash([]);
-  for (let i = 1; i <= 5; i++) {
-    const point = points[Math.floor((i * (points.length - 1)) / 5)];
-    const arrow = scale(4 * settings.rate, commutator(world.problem, world.orders[0], point));
+  for (let i = 1; i <= 4; i++) {
+    const point = points[Math.floor((i * (points.length - 1)) / 4)];
+    const arrow = scale(settings.rate, commutator(world.problem, world.orders[0], point));
     const [x, y] = view.toPixels(point);
     const [endX, endY] = view.toPixels(add(point, arrow));
     const angle = Math.atan2(endY - y, endX - x);
