@@ -118,6 +118,8 @@ def _known(names: list[str] | None) -> list[str]:
 
     for name in names or ():
         if name not in SOURCES:
-            remedy = "it is made on first use" if name == "mnist1d" else f"use one of {', '.join(SOURCES)}"
+            remedy = (
+                "it is made on first use" if name in ("mnist1d", "mnist1d_16k") else f"use one of {', '.join(SOURCES)}"
+            )
             raise InputError(f"there is nothing to fetch or check for dataset {name!r}; {remedy}.")
     return list(dict.fromkeys(names)) if names else list(SOURCES)

@@ -23,9 +23,14 @@ from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import LATER, number
 from tacit.studies.describe.study import Study
 
-DATASET_NAMES = {"mnist1d": "MNIST-1D", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+DATASET_NAMES = {
+    "mnist1d": "MNIST-1D",
+    "mnist1d_16k": "MNIST-1D, 16,000 test signals",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+}
 SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of the run, then halved every tenth"}
-AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips"}
+AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts", "noise": "noise"}
 # Studies are shared: which of their runs a figure reads, where it is not all of them.
 PLAIN = ("2a", "3a", "4a", "4b", "4c", "6b", "7a", "7b", "7c", "orders")
 PENALIZED = ("3b", "6c")

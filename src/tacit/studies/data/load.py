@@ -26,10 +26,10 @@ def load(name: str) -> Data:
         raise InputError(f"dataset={name!r} is unknown; use one of {', '.join(DATASETS)}.")
     if name in PUBLISHED:
         return _load_published(name)
-    cached = cache_folder() / f"mnist1d-{mnist1d.recipe()}.safetensors"
+    cached = cache_folder() / f"{name}-{mnist1d.recipe()}.safetensors"
     data = read_arrays(cached)
     if data is None:
-        data = mnist1d.make_mnist1d()
+        data = mnist1d.MAKERS[name]()
         write_arrays(cached, data)
     return data
 

@@ -19,18 +19,40 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def make_mnist1d() -> Data:
-    """4,000 training and 1,000 test signals of 40 samples, generated with the package's own seed."""
+    """The published split: 4,000 training and 1,000 test signals of 40 samples, made with the generator's own seed."""
+    made = _generate()
+    train, test = standardise(made["x"], made["x_test"])
+    return Data(train, made["y"].astype("int64"), test, made["y_test"].astype("int64"))
+
+
+def make_mnist1d_16k() -> Data:
+    """The published training signals, and 16,000 test signals of the same templates and another seed.
+
+    1,000 test signals at 50 % accuracy have a binomial deviation of 1.6 points, as large as what a study looks for;
+    16,000 have 0.4. The generator gives each set mean 0 and deviation 1 by itself.
+    """
+    made, more = _generate(), _generate(seed=43, num_samples=16_000, train_split=0.0)
+    train, test = standardise(made["x"], more["x_test"])
+    return Data(train, made["y"].astype("int64"), test, more["y_test"].astype("int64"))
+
+
+def _generate(**changed: float) -> dict[str, np.ndarray]:
+    """The generator's arrays; its arguments are its own defaults (seed 42, 5,000 signals) but for those `changed`."""
     import numpy as np
     from mnist1d.data import get_dataset_args, make_dataset
 
+    arguments = get_dataset_args()
+    for name, value in changed.items():
+        setattr(arguments, name, value)
     numpy_state, python_state = np.random.get_state(), random.getstate()  # make_dataset seeds both global generators
     try:
-        made = make_dataset(get_dataset_args())
+        return make_dataset(arguments)
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-    train, test = standardise(made["x"], made["x_test"])
-    return Data(train, made["y"].astype("int64"), test, made["y_test"].astype("int64"))
+
+
+MAKERS = {"mnist1d": make_mnist1d, "mnist1d_16k": make_mnist1d_16k}
 
 
 def recipe() -> str:

@@ -58,7 +58,9 @@ LATER: dict[str, Any] = {
     "test_size": None,
     "weight_decay_penalized": True,
     "precision": "float32",
+    "augmentation_amount": None,
 }
+AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 
 class RunSpec(BaseModel):
@@ -71,7 +73,9 @@ class RunSpec(BaseModel):
     - `weight_decay` is μ in Ĉ + (μ/2)‖ω‖², over all parameters: weights, biases, SkipInit scalars. The penalised norm
       is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
     - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
-      and a random horizontal flip.
+      and a random horizontal flip; `shift` moves each training signal in a circle by up to `augmentation_amount`
+      samples either way (2 without it), `noise` adds Gaussian noise of that standard deviation (0.3). All are drawn
+      anew for each minibatch.
     - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
     - `test_size`: accuracy on the first images of the test set; without it on all.
     - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
@@ -83,7 +87,7 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: Literal["mnist1d", "fashion_mnist", "cifar10"] = "mnist1d"
+    dataset: Literal["mnist1d", "mnist1d_16k", "fashion_mnist", "cifar10"] = "mnist1d"
     train_size: Count = 4000
     model: Literal["mlp", "wide_resnet"] = "mlp"
     width: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -96,7 +100,7 @@ class RunSpec(BaseModel):
     order: Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"] = "shuffled"
     schedule: Literal["constant", "paper_decay"] = "constant"
     weight_decay: NotNegative = 0.0
-    augmentation: Literal["none", "crop_flip"] = "none"
+    augmentation: Literal["none", "crop_flip", "shift", "noise"] = "none"
     epochs: Count | None = None
     updates: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -105,6 +109,7 @@ class RunSpec(BaseModel):
     test_size: Count | None = LATER["test_size"]
     weight_decay_penalized: bool = LATER["weight_decay_penalized"]
     precision: Literal["float32", "bfloat16"] = LATER["precision"]
+    augmentation_amount: Positive | None = LATER["augmentation_amount"]
 
     @model_validator(mode="before")
     @classmethod
@@ -122,13 +127,17 @@ class RunSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_is_none(cls, given: Any) -> Any:
-        """The published image size and the whole test set have one spelling, so that a run has one hash."""
+        """A default (whole test set, published size, usual amount) has one spelling, so that a run has one hash."""
         if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
             return given
         facts = DATASETS.get(given.get("dataset", "mnist1d"))
         if facts is None:
             return given
-        whole = {"test_size": facts.test_size, "image_size": facts.shape[-1] if len(facts.shape) == 3 else None}
+        whole: dict[str, Any] = {
+            "test_size": facts.test_size,
+            "image_size": facts.shape[-1] if len(facts.shape) == 3 else None,
+            "augmentation_amount": AMOUNTS.get(str(given.get("augmentation"))),
+        }
         return {key: None if key in whole and value == whole[key] else value for key, value in given.items()}
 
     @model_validator(mode="after")
@@ -182,11 +191,7 @@ class RunSpec(BaseModel):
                 raise ValueError(f"depth is {self.depth}; a wide_resnet needs depth 6n + 4: use 10, 16, 22, …")
             if self.width > 64:
                 raise ValueError(f"width is {self.width}; of a wide_resnet it is the factor k of WRN-d-k: at most 64")
-        if self.augmentation != "none" and not images:
-            raise ValueError(
-                f"augmentation is {self.augmentation} and dataset is {self.dataset}, which has no images; "
-                f"use augmentation none, or dataset {' or '.join(pictures)}"
-            )
+        self._check_augmentation(pictures)
         if self.image_size is not None:
             if not images:
                 raise ValueError(
@@ -199,6 +204,26 @@ class RunSpec(BaseModel):
                     f"image_size is {self.image_size}; images of {self.dataset} can be averaged to "
                     f"{', '.join(map(str, sizes))}: use one of them"
                 )
+
+    def _check_augmentation(self, pictures: list[str]) -> None:
+        shape, kind, amount = DATASETS[self.dataset].shape, self.augmentation, self.augmentation_amount
+        if kind == "crop_flip" and len(shape) != 3:
+            raise ValueError(
+                f"augmentation is crop_flip and dataset is {self.dataset}, which has no images; "
+                f"use shift, noise or none, or dataset {' or '.join(pictures)}"
+            )
+        if kind in AMOUNTS and len(shape) != 1:
+            raise ValueError(
+                f"augmentation is {kind} and dataset is {self.dataset}, whose examples are images; "
+                "use crop_flip or none, or dataset mnist1d or mnist1d_16k"
+            )
+        if amount is not None and kind not in AMOUNTS:
+            raise ValueError(f"augmentation_amount is {amount} and augmentation is {kind}; it is for shift and noise")
+        if amount is not None and kind == "shift" and not (amount == int(amount) and amount <= (shape[0] - 1) // 2):
+            raise ValueError(
+                f"augmentation_amount is {amount}; a shift needs a whole number of samples, at most "
+                f"{(shape[0] - 1) // 2}"
+            )
 
     @property
     def batches_per_epoch(self) -> int:

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.studies.data import augment
+from tacit.studies.data import augment, images
 from tacit.studies.data.facts import DATASETS, Data
-from tacit.studies.describe.spec import RunSpec
+from tacit.studies.data.signals import Signals
+from tacit.studies.describe.spec import AMOUNTS, RunSpec
 
 
 class Inputs(Protocol):
     """Inputs of a dataset: by number, augmented if asked, or a range of them as they are."""
 
     def __len__(self) -> int: ...
-    def take(self, examples: Tensor, crops: augment.Crops | None = None) -> Tensor: ...
+    def take(self, examples: Tensor, change: object = None) -> Tensor: ...
     def between(self, start: int, stop: int) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Inputs that are plain rows of numbers, ready as they are."""
-
-    values: Tensor
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, examples: Tensor, crops: augment.Crops | None = None) -> Tensor:
-        assert crops is None  # RunSpec refuses augmentation without images
-        return self.values.index_select(0, examples)
-
-    def between(self, start: int, stop: int) -> Tensor:
-        return self.values[start:stop]
 
 
 @dataclass(frozen=True)
@@ -53,15 +38,39 @@ class Examples:
 def prepare(data: Data, run: RunSpec, *, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Examples]:
     """The first `train_size` and `test_size` examples of a dataset, as this run sees them."""
     facts = DATASETS[run.dataset]
-    made: Callable[..., Inputs]
-    if len(facts.shape) == 3:
-        made = lambda raw: augment.prepare(raw, facts, size=run.image_size, device=device, dtype=dtype)  # noqa: E731
-    else:
-        made = lambda raw: Rows(torch.tensor(raw, dtype=dtype, device=device))  # noqa: E731
+
+    def made(raw: np.ndarray, *, trained_on: bool) -> Inputs:
+        if len(facts.shape) == 3:
+            return images.prepare(raw, facts, size=run.image_size, device=device, dtype=dtype)
+        most_shift = int(amount(run)) if trained_on and run.augmentation == "shift" else 0
+        return Signals.prepare(torch.tensor(raw, dtype=dtype, device=device), most_shift=most_shift)
+
+    train, test = slice(run.train_size), slice(run.test_size)
     return (
-        Examples(made(data.train_inputs[: run.train_size]), _targets(data.train_targets[: run.train_size], device)),
-        Examples(made(data.test_inputs[: run.test_size]), _targets(data.test_targets[: run.test_size], device)),
+        Examples(made(data.train_inputs[train], trained_on=True), _targets(data.train_targets[train], device)),
+        Examples(made(data.test_inputs[test], trained_on=False), _targets(data.test_targets[test], device)),
     )
+
+
+def augmentation(runs: Sequence[RunSpec], train: Examples, *, device: torch.device) -> augment.Change:
+    """What is done to the minibatch at each position; runs of one fleet share the kind and the amount."""
+    run, seeds = runs[0], [run.seed for run in runs]
+    shape = DATASETS[run.dataset].shape
+    if run.augmentation == "crop_flip":
+        padding = images.padding(run.image_size, shape[-1])
+        return augment.crops_and_flips(seeds, batch_size=run.batch_size, padding=padding)
+    sizes = {"batch_size": run.batch_size, "batches": run.batches_per_epoch}
+    if run.augmentation == "shift":
+        return augment.shifts(seeds, **sizes, most=int(amount(run)), device=device)
+    if run.augmentation == "noise":
+        like = train.inputs.between(0, 1)
+        return augment.noise(seeds, **sizes, features=shape[0], deviation=amount(run), like=like)
+    return augment.no_change
+
+
+def amount(run: RunSpec) -> float:
+    """Samples of a shift, or the standard deviation of noise."""
+    return AMOUNTS[run.augmentation] if run.augmentation_amount is None else run.augmentation_amount
 
 
 def _targets(values: object, device: torch.device) -> Tensor:

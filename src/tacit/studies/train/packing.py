@@ -62,7 +62,7 @@ def shape(run: RunSpec) -> tuple[object, ...]:
     return (
         run.dataset, run.model, run.method, run.augmentation, run.train_size, run.width, run.depth,
         run.batch_size, run.inner_steps, run.minibatches, run.evaluations, run.strength > 0,
-        run.image_size, run.test_size, run.weight_decay_penalized, run.precision,
+        run.image_size, run.test_size, run.weight_decay_penalized, run.precision, run.augmentation_amount,
     )  # fmt: skip
 
 

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
-from tacit.studies.data import augment
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import checkpoint, devices, examples, program
 from tacit.studies.train.checkpoint import Frame
@@ -56,7 +55,7 @@ class Training:
         self.program = program.make(self.runs, device=self.device, dtype=dtype)
         self.schedules = [schedule(run.schedule, run.minibatches) for run in self.runs]
         self.bare_rates = [run.bare_learning_rate for run in self.runs]
-        self.padding = augment.padding(self.first.image_size, DATASETS[self.first.dataset].shape[-1])
+        self.augmentation = examples.augmentation(self.runs, self.train, device=self.device)
         self.evaluate_at = {
             math.ceil(self.first.minibatches * k / self.first.evaluations) for k in range(1, self.first.evaluations + 1)
         }
@@ -99,11 +98,8 @@ class Training:
         Depends on (seed, position) alone: n-step SGD stays on one augmented minibatch, and C_reg sees it again.
         """
         numbers = self._examples(position)
-        crops = None
-        if self.first.augmentation == "crop_flip":
-            seeds = [run.seed for run in self.runs]
-            crops = augment.draw_crops(self.first.batch_size, seeds, padding=self.padding, position=position)
-        return self.train.inputs.take(numbers, crops), self.train.targets.index_select(0, numbers)
+        inputs = self.train.inputs.take(numbers, self.augmentation(position))
+        return inputs, self.train.targets.index_select(0, numbers)
 
     def _examples(self, position: int) -> Tensor:
         """Indices (runs · B) of the minibatch at this position."""
@@ -142,7 +138,7 @@ class Training:
                     history[name].append(value)
 
     def _accuracy_and_loss(self, judged: Examples) -> tuple[Tensor, Tensor]:
-        """Share of right answers and mean cross-entropy, per run, in float64; images are not augmented."""
+        """Share of right answers and mean cross-entropy, per run, in float64; no example is augmented."""
         right = torch.zeros(len(self.runs), dtype=torch.float64)
         loss = torch.zeros(len(self.runs), dtype=torch.float64)
         rows = self.program.evaluation_rows

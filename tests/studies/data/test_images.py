@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.studies.data import augment
+from tacit.studies.data import images
 from tacit.studies.data.facts import DATASETS
 
 RAW = {
@@ -15,8 +15,8 @@ RAW = {
 }
 
 
-def prepared(name: str, raw: np.ndarray | None = None, *, size: int | None = None) -> augment.Images:
-    return augment.prepare(RAW[name] if raw is None else raw, DATASETS[name], size=size, dtype=torch.float64)
+def prepared(name: str, raw: np.ndarray | None = None, *, size: int | None = None) -> images.Images:
+    return images.prepare(RAW[name] if raw is None else raw, DATASETS[name], size=size, dtype=torch.float64)
 
 
 def assert_equal(found: torch.Tensor, wanted: np.ndarray) -> None:
@@ -68,9 +68,9 @@ def test_pixels_stay_bytes_in_memory() -> None:
 @pytest.mark.parametrize("name,size,pad", [("cifar10", None, 4), ("cifar10", 16, 2), ("fashion_mnist", None, 4)])
 def test_each_augmented_image_is_a_crop_of_its_padded_self(name: str, size: int | None, pad: int) -> None:
     made = prepared(name, size=size)
-    assert augment.padding(size, DATASETS[name].shape[-1]) == pad
+    assert images.padding(size, DATASETS[name].shape[-1]) == pad
     numbers = torch.tensor([5, 1, 1, 3] * 8)
-    crops = augment.draw_crops(len(numbers), [3], padding=pad, position=11)
+    crops = images.draw_crops(len(numbers), [3], padding=pad, position=11)
     found = made.take(numbers, crops)
     pixels = made.pixels.double().numpy()
     wanted = np.empty((len(numbers), *pixels.shape[1:]))
@@ -87,7 +87,7 @@ def test_each_augmented_image_is_a_crop_of_its_padded_self(name: str, size: int 
 
 def test_crops_are_a_pure_function_of_seed_and_position() -> None:
     def drawn(seed: int, position: int) -> tuple[torch.Tensor, ...]:
-        crops = augment.draw_crops(64, [seed], padding=4, position=position)
+        crops = images.draw_crops(64, [seed], padding=4, position=position)
         return crops.top, crops.left, crops.flipped
 
     first = drawn(1, 5)
@@ -98,14 +98,14 @@ def test_crops_are_a_pure_function_of_seed_and_position() -> None:
 
 
 def test_the_crops_of_a_fleet_are_those_of_its_members() -> None:
-    together = augment.draw_crops(32, [7, 8], padding=2, position=3)
-    alone = [augment.draw_crops(32, [seed], padding=2, position=3) for seed in (7, 8)]
+    together = images.draw_crops(32, [7, 8], padding=2, position=3)
+    alone = [images.draw_crops(32, [seed], padding=2, position=3) for seed in (7, 8)]
     for name in ("top", "left", "flipped"):
         assert torch.equal(getattr(together, name), torch.cat([getattr(each, name) for each in alone]))
 
 
 def test_every_place_and_both_sides_are_equally_likely() -> None:
-    crops = augment.draw_crops(16_200, [0], padding=4, position=0)
+    crops = images.draw_crops(16_200, [0], padding=4, position=0)
     cells = (crops.top * 9 + crops.left) * 2 + crops.flipped
     counts = torch.bincount(cells, minlength=162).double()
     # χ² with 161 degrees of freedom: mean 161, deviation √322 ≈ 18; planned at four deviations (1 in 10⁴).
