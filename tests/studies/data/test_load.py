@@ -47,7 +47,7 @@ def test_making_the_data_leaves_the_global_generators_alone(monkeypatch: pytest.
 def counted(monkeypatch: pytest.MonkeyPatch, data: Data, cache: Path) -> list[int]:
     calls: list[int] = []
     monkeypatch.setenv("TACIT_CACHE", str(cache))
-    monkeypatch.setattr(mnist1d, "make_mnist1d", lambda: calls.append(1) or data)
+    monkeypatch.setitem(mnist1d.MAKERS, "mnist1d", lambda: calls.append(1) or data)
     return calls
 
 

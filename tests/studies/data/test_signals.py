@@ -65,7 +65,7 @@ def test_a_member_of_a_fleet_sees_what_it_would_see_alone(kind: str) -> None:
 
 
 def test_noise_has_the_deviation_that_the_study_names() -> None:
-    made, data = training(augmentation="noise", augmentation_amount=0.5, order="fixed")
+    made, _ = training(augmentation="noise", augmentation_amount=0.5, order="fixed")
     plain, _ = training(order="fixed")
     apart = torch.cat([made._batch(at)[0] - plain._batch(at)[0] for at in range(16)])
     # 5,120 draws: the sample's deviation is known to 1 % (one sigma), the mean to 0.007
