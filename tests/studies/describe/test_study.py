@@ -270,6 +270,13 @@ def test_large_models_train_one_by_one_and_small_ones_together(values: dict[str,
 
 @pytest.mark.parametrize("key", LATER)
 def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None:
-    other = {"image_size": 14, "test_size": 100, "weight_decay_penalized": False, "precision": "bfloat16"}
+    other: dict[str, Any] = {
+        "image_size": 14,
+        "test_size": 100,
+        "weight_decay_penalized": False,
+        "precision": "bfloat16",
+    }
     base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1}
+    if key == "augmentation_amount":
+        base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "noise"}, 0.1
     assert shape(make_run(base)) != shape(make_run({**base, key: other[key]}))

@@ -31,11 +31,11 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, examples: Tensor, crops: Crops | None = None) -> Tensor:
+    def take(self, examples: Tensor, change: object = None) -> Tensor:
         """Standardised images (rows, C, H, W) of these numbers, cropped and flipped if asked."""
         pixels = self.pixels.index_select(0, examples)
-        if crops is not None:
-            pixels = crop_and_flip(pixels, crops)
+        if isinstance(change, Crops):
+            pixels = crop_and_flip(pixels, change)
         scale, offset = self.scale, self.offset
         if len(scale) == len(self.pixels) > 1:
             scale, offset = scale.index_select(0, examples), offset.index_select(0, examples)
