@@ -3,9 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TRAINERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-slow lint bench mutants clean
+.PHONY: help setup reproduce test test-slow lint bench integrations mutants clean
 
 help:             ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -34,8 +35,19 @@ lint: $(STAMP)    ## ruff and mypy
 bench: $(STAMP)   ## time, memory and error of every penalty method, and of fleets
 	$(BIN)/tacit bench --fleets --json benchmarks/results/bench.json
 
+$(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-integrations.txt -e '.[integrations]'
+	@touch $(TRAINERS)/.installed
+
+integrations: $(TRAINERS)/.installed ## the penalty in Lightning, Transformers and accelerate: its tests and its matrix
+	$(TRAINERS)/bin/python -m pytest tests/integrations
+	$(TRAINERS)/bin/python tests/integrations/record.py
+	$(TRAINERS)/bin/python docs/integrations_page.py
+
 mutants: $(STAMP) ## break named things one at a time: each must turn a test red
 	$(BIN)/python tests/mutants.py
 
 clean:            ## remove .venv and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAINERS) build dist .mypy_cache .ruff_cache .pytest_cache

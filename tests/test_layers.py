@@ -16,11 +16,11 @@ LAYERS = [
         *["_arguments", "_calls", "_counted", "_errors", "_files", "_graph", "_parsing", "_provenance", "_random"],
         *["_terminal_bar", "_tree"],
     },
-    {"batching", "edges", "problem", "schedules"},
+    {"batching", "edges", "problem", "schedules", "sinks"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"studies"},
     {"report", "integrations", "bench", "explore"},
-    {"cli"},
+    {"cli", "lightning", "transformers"},
 ]
 ROOMS = ["data", "describe", "train", "execute", "store"]  # of studies/, then its own files: plan, runner, cost, …
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

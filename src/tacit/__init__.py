@@ -22,7 +22,8 @@ _HOMES = {
     "match": "tacit.diagnostics",
     "measure": "tacit.diagnostics",
 }
-_MODULES = ("batching", "convert", "diagnostics", "schedules", "studies", "theory")
+_MODULES = ("batching", "convert", "diagnostics", "schedules", "sinks", "studies", "theory")
+_FRAMEWORK_MODULES = ("lightning", "transformers")  # not in __all__: each needs its framework
 
 __all__ = [
     "BatchSampler",
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
+    if name in _MODULES or name in _FRAMEWORK_MODULES:
         return importlib.import_module(f"tacit.{name}")
     raise AttributeError(f"module 'tacit' has no attribute {name!r}")
 

@@ -1,0 +1,38 @@
+"""Settings of Transformers' `Trainer` under which the penalty would be wrong or is untested, named in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacit._errors import InputError
+from tacit.nstep import NStepSGD
+from tacit.penalty import FactoredSGD
+
+DEVICES = ("NO", "MULTI_CPU", "MULTI_GPU")  # accelerate's names of one process, and of DDP
+
+
+def refuse_settings(trainer: Any) -> None:
+    """Called at construction, once `Trainer` has made its accelerator."""
+    kind = trainer.accelerator.distributed_type.name
+    if kind not in DEVICES:
+        raise InputError(
+            f"the trainer distributes by {kind}; the penalty was tested with one device and with DDP. "
+            "Start the script with torchrun, without DeepSpeed, FSDP and the like."
+        )
+    if trainer.args.n_gpu > 1:
+        raise InputError(
+            f"the trainer would put the model on {trainer.args.n_gpu} GPUs by DataParallel, which splits the batch "
+            "inside the model. Start the script with torchrun, or make one GPU visible."
+        )
+    if getattr(trainer.args, "use_liger_kernel", False):
+        raise InputError(
+            "use_liger_kernel=True: its kernels compute gradients in the forward pass and have no second derivative. "
+            "Use use_liger_kernel=False."
+        )
+    if "lomo" in str(trainer.args.optim).lower():
+        raise InputError(f"optim={trainer.args.optim!s} updates parameters inside backward. Use another optimizer.")
+    if isinstance(trainer.optimizer, (FactoredSGD, NStepSGD)):
+        raise InputError(
+            f"the optimizer is {type(trainer.optimizer).__name__}, which needs a closure; Trainer calls step without "
+            "one. Use torch.optim.SGD."
+        )

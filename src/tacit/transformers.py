@@ -1,0 +1,6 @@
+"""Transformers: `PenaltyMixin` and `NoiseScale` for `Trainer`. Run: pip install tacit[transformers]"""
+
+from tacit.integrations.transformers_noise_scale import NoiseScale
+from tacit.integrations.transformers_penalty import PenaltyMixin
+
+__all__ = ["NoiseScale", "PenaltyMixin"]

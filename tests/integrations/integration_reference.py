@@ -1,0 +1,214 @@
+"""What every trainer must reach: cases, a tiny model, its data, and a plain loop with the penalty in other algebra.
+
+Nothing of tacit is imported here. In float64 the gradient of (λ/4)‖∇Ĉ‖² is (λ/2)∇²Ĉ·∇Ĉ, the derivative of the gradient
+along itself, by forward-mode differentiation. Under autocast that would round differently, so there the squared norm is
+differentiated by a second backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+STEPS, BATCH, TOKENS, WORDS = 5, 2, 6, 19
+RATE, MOMENTUM = 0.05, 0.9
+INITIAL_SCALE = 2.0**10  # of the gradient scaler: small enough that no step is skipped
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train. `stop_after`: the step after which training stops and goes on from a checkpoint."""
+
+    name: str
+    title: str
+    accumulation: int = 1
+    clip: float | None = None
+    precision: str = "64"
+    world: int = 1
+    stop_after: int | None = None
+    lora: bool = False
+    checkpointing: bool = False
+    evaluate: bool = False
+    unequal_lengths: bool = False
+    token_weights: bool = False  # accumulated batches count by their tokens; otherwise equally
+
+    @property
+    def tolerance(self) -> float:
+        """Of relative differences: rounding of float64, or of float32 weights."""
+        return 1e-12 if self.precision == "64" else 1e-5
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("accumulation", "accumulation 4", accumulation=4),
+        Case("clipping", "clipping", clip=0.05),
+        Case("bf16", "bf16 autocast", precision="bf16"),
+        Case("scaler", "float16, GradScaler", precision="fp16"),
+        Case("ddp", "DDP, 2 processes", world=2),
+        Case("resume", "resume", stop_after=3),
+        Case("lora", "LoRA", lora=True),
+        Case("checkpointing", "gradient checkpointing", checkpointing=True),
+        Case("evaluation", "evaluation between", evaluate=True),
+        Case("tokens", "unequal lengths, accumulation 2", accumulation=2, unequal_lengths=True, token_weights=True),
+        Case(
+            "together",
+            "all in float64 at once",
+            accumulation=2,
+            clip=0.05,
+            world=2,
+            stop_after=3,
+            lora=True,
+            checkpointing=True,
+            evaluate=True,
+        ),
+    )
+}
+
+
+def strength(step: int) -> float:
+    """λ of each batch: it falls, so that a trainer which loses or repeats a step is seen."""
+    return 1.0 / (1 + step)
+
+
+def token_loss(
+    logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, **unused: Any
+) -> Tensor:
+    """The loss of Transformers' causal language models, without its rounding to float32."""
+    shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].reshape(-1)
+    how = "mean" if num_items_in_batch is None else "sum"
+    loss = F.cross_entropy(logits.reshape(-1, vocab_size), shifted, ignore_index=-100, reduction=how)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def make_model(case: Case, *, seed: int = 0, plain: bool = False) -> nn.Module:
+    """A random GPT-2 of two layers and width 8, with adapters of rank 2 where the case asks for LoRA.
+
+    `plain`: without fused attention, and without inputs that require a gradient, for forward-mode differentiation.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0 if case.lora else seed)  # checkpoints of LoRA hold the adapters only
+        config = GPT2Config(
+            vocab_size=WORDS, n_positions=TOKENS, n_embd=8, n_layer=2, n_head=2, initializer_range=0.3, use_cache=False,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+            **({"attn_implementation": "eager"} if plain else {}),
+        )  # fmt: skip
+        model: Any = GPT2LMHeadModel(config)
+        model.loss_function, model.loss_type = token_loss, "ForCausalLM"  # by the type Trainer counts tokens
+        if case.lora:
+            from peft import LoraConfig, get_peft_model
+
+            torch.manual_seed(seed)
+            if not plain:
+                model.enable_input_require_grads()
+            adapters = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+            model = get_peft_model(model, adapters)
+    return model.double() if case.precision == "64" else model.float()
+
+
+def examples(case: Case) -> dict[str, Tensor]:
+    """All examples of the five steps in the order of training: step, accumulated batch, process, place in the batch."""
+    count = STEPS * case.accumulation * case.world * BATCH
+    numbers = torch.Generator().manual_seed(1)
+    inputs = torch.randint(0, WORDS, (count, TOKENS), generator=numbers)
+    labels = inputs.clone()
+    if case.unequal_lengths:
+        for row, length in enumerate(torch.randint(2, TOKENS + 1, (count,), generator=numbers).tolist()):
+            labels[row, length:] = -100
+    return {"input_ids": inputs, "labels": labels}
+
+
+def batches(case: Case, *, rank: int = 0) -> list[dict[str, Tensor]]:
+    """The batches of one process; `accumulation` of them make a step."""
+    whole = examples(case)
+    parts = [
+        {name: tensor[i : i + BATCH] for name, tensor in whole.items()} for i in range(0, len(whole["labels"]), BATCH)
+    ]
+    return parts[rank :: case.world]
+
+
+def groups(case: Case, *, rank: int = 0) -> Iterator[list[dict[str, Tensor]]]:
+    """The batches of each step."""
+    own = batches(case, rank=rank)
+    return iter([own[i : i + case.accumulation] for i in range(0, len(own), case.accumulation)])
+
+
+def items(batch: Mapping[str, Tensor]) -> int:
+    """Tokens that are predicted: not the first, and not those without a label."""
+    return int(batch["labels"][:, 1:].ne(-100).sum())
+
+
+def optimizer_for(model: nn.Module) -> torch.optim.SGD:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(trainable, lr=RATE, momentum=MOMENTUM)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
+    """Weights after the five steps of a plain loop in one process, with `factor` times the penalty."""
+    model = make_model(case, plain=case.precision == "64")
+    optimizer = optimizer_for(model)
+    for step, parts in enumerate(zip(*[groups(case, rank=rank) for rank in range(case.world)], strict=True)):
+        optimizer.zero_grad()
+        tokens = sum(items(batch) for part in parts for batch in part)
+        for part in parts:
+            for place, batch in enumerate(part):
+                share = items(batch) / tokens if case.token_weights else 1 / (case.accumulation * case.world)
+                _add_gradient(model, batch, case, factor * strength(step * case.accumulation + place), share)
+        if case.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        optimizer.step()
+    return weights(model)
+
+
+def _add_gradient(model: nn.Module, batch: dict[str, Tensor], case: Case, strength: float, share: float) -> None:
+    trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    rule = _by_forward_mode if case.precision == "64" else _by_second_pass
+    gradients = rule(model, trainable, batch, case, strength)
+    for name, tensor in trainable.items():
+        part = share * gradients[name]
+        tensor.grad = part if tensor.grad is None else tensor.grad + part
+
+
+def _by_forward_mode(
+    model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
+) -> dict[str, Tensor]:
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, values, (), dict(batch)).loss
+
+    values = {name: tensor.detach() for name, tensor in trainable.items()}
+    gradient = grad(loss)(values)
+    _, along = jvp(grad(loss), (values,), (gradient,))
+    return {name: gradient[name] + strength / 2 * along[name] for name in values}
+
+
+def _by_second_pass(
+    model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
+) -> dict[str, Tensor]:
+    with torch.autocast("cpu", DTYPES[case.precision]), sdpa_kernel(SDPBackend.MATH):
+        loss = model(**batch).loss
+    # float16 loses small numbers: the scaler's factor keeps them, and is divided out in float32
+    scale = INITIAL_SCALE if case.precision == "fp16" else 1.0
+    found = torch.autograd.grad(scale * loss, list(trainable.values()), create_graph=True)
+    norm = sum((part / scale).square().sum() for part in found)
+    finished = torch.autograd.grad(scale * (loss + strength / 4 * norm), list(trainable.values()))
+    return {name: part / scale for name, part in zip(trainable, finished, strict=True)}
+
+
+def difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """The largest, over parameters, of ‖found − wanted‖ / ‖wanted‖."""
+    assert set(found) == set(wanted), sorted(set(found) ^ set(wanted))
+    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted)
