@@ -51,6 +51,20 @@ def test_a_problem_of_ones_own_is_imported(quick: None, tmp_path: Path, monkeypa
     assert "make" in result.output
 
 
+def test_an_update_of_ones_own_is_verified_drawn_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_update_module.py").write_text(
+        "def make(scape):\n    return lambda w, rate: w - rate * scape.gradient(w - rate * scape.gradient(w))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--problem", "logistic", "--json", "out.json", "--figure", "out.svg"]
+    result = CliRunner().invoke(app, ["verify", "--update", "own_update_module:make", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 orders" in result.output
+    assert "logistic: follows C − 0.25 ε‖∇C‖²" in result.output
+    assert json.loads(Path("out.json").read_text())["losses"][0]["penalty"] == pytest.approx(-0.25)
+    assert Path("out.svg").read_text().count("<svg") == 1
+
+
 @pytest.mark.parametrize(
     "arguments,said",
     [
@@ -58,6 +72,10 @@ def test_a_problem_of_ones_own_is_imported(quick: None, tmp_path: Path, monkeypa
         (("--problem", "math:pi2"), "cannot be imported"),
         (("--problem", "math:pi"), "expected a function"),
         (("--problem", "math:sqrt"), "raised TypeError"),
+        (("--update", "sgdd"), "use one of gd, heavy_ball"),
+        (("--update", "math:pi2"), "cannot be imported"),
+        (("--update", "math:sqrt", "--problem", "logistic"), "raised TypeError"),
+        (("--update", "json:dumps2"), "cannot be imported"),
         (("--json", "no-such-folder/out.json"), "does not exist"),
         (("--json", "."), "is a folder"),
         (("--json", "out.txt"), "expected one of .json"),

@@ -1,9 +1,9 @@
-"""A problem of the user's own, named as package.module:function on the command line."""
+"""A problem or an update of the user's own, named as package.module:function on the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tacit._errors import InputError
 
@@ -11,26 +11,31 @@ if TYPE_CHECKING:
     from tacit.problem import Problem
 
 
-def imported(name: str) -> Callable[[], Problem]:
-    """The function, found now; what it raises or returns wrongly is said in one sentence when it is called."""
+def imported_function(name: str, kind: str) -> Callable[..., Any]:
+    """The function named as package.module:function; `kind` says in the error message what it was to be."""
     import importlib
     import sys
 
-    from tacit.problem import Problem
-
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise InputError(f"problem {name!r}; expected package.module:function.")
+        raise InputError(f"{kind} {name!r}; expected package.module:function.")
     sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except Exception as error:  # the module is the user's: whatever it raises is said in one sentence
-        raise InputError(f"problem {name!r} cannot be imported: {error}.") from error
+        raise InputError(f"{kind} {name!r} cannot be imported: {error}.") from error
     finally:
         sys.path.remove("")
-
     if not callable(function):
-        raise InputError(f"problem {name!r} is a {type(function).__name__}; expected a function without arguments.")
+        raise InputError(f"{kind} {name!r} is a {type(function).__name__}; expected a function.")
+    return function  # type: ignore[no-any-return]
+
+
+def imported(name: str) -> Callable[[], Problem]:
+    """The function that makes a problem, found now; what it raises or returns wrongly is said when it is called."""
+    from tacit.problem import Problem
+
+    function = imported_function(name, "problem")
 
     def make() -> Problem:
         try:

@@ -1,9 +1,9 @@
-"""`tacit verify`: every equation of the paper, predicted and observed."""
+"""`tacit verify`: every equation of the paper, or an update of one's own: orders predicted and observed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tacit.problem import Problem
+    from tacit.theory.landscape import Landscape
+    from tacit.theory.own_updates import UpdateStudy
     from tacit.theory.study import ConvergenceStudy
 
 
@@ -25,6 +27,13 @@ def verify(
         list[str] | None,
         typer.Option(
             help="quadratic, logistic, tanh_mlp, or module:function that returns a tacit.Problem. Repeatable."
+        ),
+    ] = None,
+    update: Annotated[
+        str | None,
+        typer.Option(
+            help="Check one update against its own modified flow instead: sam, adamw, extragradient, … (a wrong name "
+            "prints them all), or module:function that takes a landscape and returns the update."
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write every finding, with its errors, to this file.")] = None,
@@ -45,11 +54,15 @@ def verify(
 
         tacit verify --problem mypackage.mymodule:make_problem
 
+        tacit verify --update sam --problem tanh_mlp
+
+        tacit verify --update mypackage.mymodule:make_update
+
         tacit verify --picture docs/modified-flow.png
     """
     from tacit.theory import figures
+    from tacit.theory.own_updates import UpdateStudy
     from tacit.theory.problems import PROBLEMS
-    from tacit.theory.study import ConvergenceStudy
 
     _check_target("--json", json, (".json",))
     _check_target("--figure", figure, figures.FORMATS)
@@ -60,15 +73,22 @@ def verify(
     names = list(dict.fromkeys(problem or PROBLEMS))
     for name in names:
         _maker(name)  # a misspelt problem is said before minutes are spent on the others
-    study = ConvergenceStudy(())
-    for part in _verify_each(names):
-        study = study + part
-    _print(study)
+    if update is not None:
+        _update_maker(update)
+    parts = _verify_each(names, update)
+    study = parts[0]
+    for part in parts[1:]:
+        study = study + part  # type: ignore[operator]
+    orders = study.orders if isinstance(study, UpdateStudy) else study
+    _print(orders)
+    if isinstance(study, UpdateStudy):
+        for loss in study.losses:
+            print(f"{loss.problem}: follows {loss}")
     if json is not None:
         json.write_text(study.to_json() + "\n")
         print(f"wrote {json}")
     if figure is not None:
-        print(f"wrote {figures.draw_study(study, figure)}")
+        print(f"wrote {figures.draw_study(orders, figure)}")
     if not study.passed:
         raise typer.Exit(1)
 
@@ -85,7 +105,7 @@ def _check_target(option: str, target: Path | None, endings: tuple[str, ...]) ->
         raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
 
 
-def _verify_each(names: list[str]) -> list[ConvergenceStudy]:
+def _verify_each(names: list[str], update: str | None) -> list[ConvergenceStudy] | list[UpdateStudy]:
     """One process per problem where there are cores and the system can fork; else one after the other."""
     import multiprocessing
     import os
@@ -93,18 +113,27 @@ def _verify_each(names: list[str]) -> list[ConvergenceStudy]:
 
     workers = len(names) if (os.cpu_count() or 1) > 1 else 1  # three on two cores end sooner than two and then one
     if workers == 1 or "fork" not in multiprocessing.get_all_start_methods():
-        return [_verify_one(name) for name in names]
+        return [_verify_one(name, update) for name in names]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        return list(pool.map(_verify_one, names))
+        return list(pool.map(_verify_one, names, [update] * len(names)))
 
 
-def _verify_one(name: str) -> ConvergenceStudy:
+def _verify_one(name: str, update: str | None) -> Any:
     import torch
 
     from tacit.theory import verify as verify_problem
 
     torch.set_num_threads(1)  # these tensors have a dozen entries: threads would only wait for each other
-    return verify_problem(_maker(name)(), name=name.rpartition(":")[2])
+    problem, short = _maker(name)(), name.rpartition(":")[2]
+    if update is None:
+        return verify_problem(problem, name=short)
+    from tacit.theory import Landscape, verify_update
+
+    scape = Landscape(problem)
+    order = 1 if update.endswith("_over_orders") else 2  # an epoch in all orders, differentiated three times, is slow
+    return verify_update(
+        _update_maker(update)(scape), scape, name=update.rpartition(":")[2], problem_name=short, order=order
+    )
 
 
 def _maker(name: str) -> Callable[[], Problem]:
@@ -114,6 +143,32 @@ def _maker(name: str) -> Callable[[], Problem]:
     if name not in PROBLEMS and ":" not in name:
         raise InputError(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function.")
     return PROBLEMS[name] if name in PROBLEMS else imported(name)
+
+
+def _update_maker(name: str) -> Callable[[Landscape], Any]:
+    from tacit.cli._imported import imported_function
+    from tacit.theory.memory import WithMemory
+    from tacit.theory.updates import EXAMPLES
+
+    if name in EXAMPLES:
+        return EXAMPLES[name]
+    if ":" not in name:
+        raise InputError(f"update {name!r} is unknown; use one of {', '.join(EXAMPLES)}, or package.module:function.")
+    function = imported_function(name, "update")
+
+    def make(scape: Landscape) -> Any:
+        try:
+            made = function(scape)
+        except Exception as error:  # the function is the user's: whatever it raises is said in one sentence
+            raise InputError(f"update {name!r} raised {type(error).__name__}: {error}") from error
+        if not (callable(made) or isinstance(made, WithMemory)):
+            raise InputError(
+                f"{name} returned a {type(made).__name__}; expected a function of (parameters, learning rate) or a "
+                "tacit.theory.MemoryMethod."
+            )
+        return made
+
+    return make
 
 
 def _print(study: ConvergenceStudy) -> None:

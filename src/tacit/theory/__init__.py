@@ -34,7 +34,7 @@ from tacit.theory.iterates import gradient_descent, sgd
 from tacit.theory.landscape import Landscape
 from tacit.theory.logarithm import ModifiedFlow, difference_field, modified_flow
 from tacit.theory.means import MeanIterate, mean_iterate, mean_iterate_with_replacement
-from tacit.theory.memory import MemoryMethod, memory_corrections, slow_memory
+from tacit.theory.memory import MemoryEpoch, MemoryMethod, memory_corrections, slow_memory
 from tacit.theory.modified_losses import (
     expected_minibatch_variance,
     expected_modified_loss_sgd,
@@ -52,15 +52,25 @@ from tacit.theory.modified_losses import (
     variance_regularizer,
 )
 from tacit.theory.orders import Orders, orders_of
+from tacit.theory.own_updates import UpdateStudy, verify_update
+from tacit.theory.potentials import ModifiedLoss, asymmetry, loss_difference, modified_loss_of
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
 from tacit.theory.updates import (
     adam,
+    adam_rule,
+    extragradient,
     gd_update,
     heavy_ball,
+    mean_epoch,
     mean_sgd_epoch_update,
     nesterov,
+    normalized_gd,
+    runge_kutta,
+    sam,
     sgd_epoch_update,
+    shrinking_sam,
+    smooth_lion,
 )
 from tacit.theory.validity import Regime, curvature, regime
 from tacit.theory.verification import verify, verify_all
@@ -70,12 +80,17 @@ __all__ = [
     "Finding",
     "Landscape",
     "MeanIterate",
+    "MemoryEpoch",
     "MemoryMethod",
     "ModifiedFlow",
+    "ModifiedLoss",
     "Orders",
     "Regime",
     "SymbolicFlow",
+    "UpdateStudy",
     "adam",
+    "adam_rule",
+    "asymmetry",
     "commutator",
     "curvature",
     "difference_field",
@@ -83,6 +98,7 @@ __all__ = [
     "expected_minibatch_variance",
     "expected_modified_loss_sgd",
     "expected_order_correction",
+    "extragradient",
     "flow",
     "full_gradient_regularizer",
     "gd_first_correction",
@@ -98,6 +114,8 @@ __all__ = [
     "largest_stable_curvature",
     "largest_stable_learning_rate",
     "largest_stable_strength",
+    "loss_difference",
+    "mean_epoch",
     "mean_iterate",
     "mean_iterate_with_replacement",
     "mean_sgd_epoch_update",
@@ -107,11 +125,13 @@ __all__ = [
     "modified_loss_gd",
     "modified_loss_momentum",
     "modified_loss_nstep",
+    "modified_loss_of",
     "modified_loss_of_penalized_sgd",
     "modified_loss_sgd",
     "modified_loss_sgd_by_variance",
     "momentum_variance_factor",
     "nesterov",
+    "normalized_gd",
     "order_correction",
     "order_covariance",
     "orders_of",
@@ -120,15 +140,20 @@ __all__ = [
     "regime",
     "require_third_derivatives",
     "resummed_mean",
+    "runge_kutta",
+    "sam",
     "sgd",
     "sgd_epoch_update",
     "sgd_first_correction",
     "sgd_second_correction",
     "sgd_second_correction_estimate",
+    "shrinking_sam",
     "slow_memory",
+    "smooth_lion",
     "stability_limit",
     "variance_regularizer",
     "verify",
     "verify_all",
+    "verify_update",
     "warn_if_not_smooth",
 ]

@@ -1,17 +1,21 @@
-"""What `verify` compares: a discrete walk, and the flows that are its rivals."""
+"""What `verify` compares: a discrete walk, the flows that are its rivals, and the learning rates of both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from tacit._errors import InputError
 from tacit.theory.flows import RateField, gradient_flow_field
 from tacit.theory.iterates import Rule, walk
 from tacit.theory.landscape import Landscape
 
 Loss = Callable[..., Tensor]
+RATES = 4  # ε, ε/2, ε/4, ε/8
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,12 @@ def plus(field: RateField, correction: Callable[[Tensor], Tensor], *, power: int
 def ends_of(scape: Landscape, rule: Rule, steps: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """The mean end of the walks along the steps, for every rate."""
     return lambda rates: walk(scape, rule, scape.start.expand(len(rates), -1), rates, steps).mean(1)
+
+
+def learning_rates_below(largest: float, given: Sequence[float] | None = None) -> Tensor:
+    """The given learning rates, largest first; or else ε, ε/2, ε/4, ε/8 from the largest."""
+    if given is None:
+        return torch.tensor([largest / 2**k for k in range(RATES)], dtype=torch.float64)
+    if len(set(given)) < 3 or not all(math.isfinite(rate) and rate > 0 for rate in given):
+        raise InputError(f"learning_rates={list(given)}; expected at least three different positive ones.")
+    return torch.tensor(sorted(given, reverse=True), dtype=torch.float64)

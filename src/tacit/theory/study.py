@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 TOLERANCE = 0.15
 FLOOR = 2e-13  # below it an error is rounding, in float64 with parameters of order one
@@ -35,6 +35,14 @@ class Finding:
             return "not measured"
         seen = self.observed
         return "pass" if seen is not None and abs(seen - self.predicted) <= TOLERANCE else "fail"
+
+
+def finding_of(made: Finding) -> Finding:
+    """The finding itself; one whose errors are all rounding is not measured, and says so."""
+    if made.errors and made.observed is None:
+        largest = max(made.errors)
+        return replace(made, not_measured=f"errors of {largest:.0e} are rounding: there is nothing to measure")
+    return made
 
 
 def observed_order(learning_rates: tuple[float, ...], errors: tuple[float, ...]) -> float | None:

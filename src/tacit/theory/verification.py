@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,17 +11,16 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.problem import Problem
 from tacit.theory import problems
-from tacit.theory.comparisons import Experiment, Rival
+from tacit.theory.comparisons import Experiment, Rival, learning_rates_below
 from tacit.theory.experiments import all_experiments
 from tacit.theory.flows import flow_at_rates
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.landscape import Landscape
 from tacit.theory.orders import orders_of
-from tacit.theory.study import ConvergenceStudy, Finding
+from tacit.theory.study import ConvergenceStudy, Finding, finding_of
 from tacit.theory.validity import curvature
 
 REACH = 0.1  # m·ε·‖H‖ at the largest learning rate: small enough for the leading power to dominate
-RATES = 4  # ε, ε/2, ε/4, ε/8
 WEIGHT_DECAY = 0.3
 
 
@@ -56,7 +53,8 @@ def verify(
         rivals = [rival for rival in experiment.rivals if only is None or only in rival.statement]
         if not rivals:
             continue
-        rates = _rates(learning_rates, largest * scape.batches_per_epoch / experiment.updates / experiment.stiffness)
+        reachable = largest * scape.batches_per_epoch / experiment.updates / experiment.stiffness
+        rates = learning_rates_below(reachable, learning_rates)
         ends = None if experiment.not_measured else experiment.ends(rates)
         for rival in rivals:
             reason = experiment.not_measured
@@ -87,20 +85,8 @@ def _errors(scape: Landscape, experiment: Experiment, rival: Rival, rates: Tenso
 
 
 def _finding(rival: Rival, name: str, rates: Tensor, errors: tuple[float, ...], reason: str) -> Finding:
-    made = Finding(
-        rival.statement, rival.where, rival.order, name, tuple(rates.tolist()) if errors else (), errors, reason
-    )
-    if errors and made.observed is None:
-        return replace(made, not_measured=f"errors of {max(errors):.0e} are rounding: there is nothing to measure")
-    return made
-
-
-def _rates(given: Sequence[float] | None, largest: float) -> Tensor:
-    if given is None:
-        return torch.tensor([largest / 2**k for k in range(RATES)], dtype=torch.float64)
-    if len(set(given)) < 3 or not all(math.isfinite(rate) and rate > 0 for rate in given):
-        raise InputError(f"learning_rates={list(given)}; expected at least three different positive ones.")
-    return torch.tensor(sorted(given, reverse=True), dtype=torch.float64)
+    seen = tuple(rates.tolist()) if errors else ()
+    return finding_of(Finding(rival.statement, rival.where, rival.order, name, seen, errors, reason))
 
 
 def _third_derivatives_problem(scape: Landscape) -> str:
