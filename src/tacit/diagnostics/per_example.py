@@ -95,7 +95,7 @@ class ExampleGradients:
             outputs = self.problem.outputs(leaves, examples)
         with torch.enable_grad():
             loss = self.problem.loss_fn(outputs, targets) * len(examples)
-        for name in watch.elsewhere:
+        for name in watch.unrecorded:
             if self.how[name] == "factors":
                 self.how[name] = "vmap"
         uses = [use for use in watch.uses if self.how[use.name] == "factors"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,15 +11,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit._calls import EmbeddingCall, convolution_call, tensors_in
-from tacit.penalty._sites import ConvolutionSite, EmbeddingSite, LinearSite, Rectify, ScalarSite, Site
+from tacit._calls import (
+    ConvolutionCall,
+    EmbeddingCall,
+    LinearCall,
+    ProductCall,
+    layer_call,
+    tensors_in,
+    transposed_parameter,
+)
+from tacit.penalty._layers import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite
+from tacit.penalty._rectify import Rectify
+from tacit.penalty._sites import Site
 
 
 class Capture(TorchFunctionMode):
     """While active, known operations on tracked parameters (linear, convolution, embedding, scalar) become sites.
 
-    It works on functions, not modules, so a weight used through `F.linear` counts like an `nn.Linear`. A tracked
-    parameter that takes part in any other operation is listed in `elsewhere`: its gradient is not known by factors.
+    It works on functions, not modules, so a weight used through `F.linear` or `x @ W` counts like an `nn.Linear`. A
+    tracked parameter in any other operation is listed in `used_otherwise`: its gradient is not known by factors.
     Checkpointed blocks (saved-tensor hooks) and `torch.func` transforms run as they are: the first would recompute a
     site without its capture, the second do not take such functions.
     """
@@ -26,22 +37,33 @@ class Capture(TorchFunctionMode):
     def __init__(self, tracked: Iterable[Tensor]) -> None:
         super().__init__()
         self.tracked = {id(parameter) for parameter in tracked}
+        self.transposes: dict[int, tuple[Tensor, Tensor]] = {}  # id of W.T → (W.T, W)
         self.sites: list[Site] = []
         self.anchor = torch.zeros((), requires_grad=True)
         self.open = False
-        self.elsewhere: set[int] = set()
+        self.used_otherwise: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        make_site = _SITES.get(func)
-        if make_site is not None and not _must_run_as_it_is():
-            made = make_site(self, *args, **kwargs)
+        if func in _IN_PIECES and not _must_run_as_it_is():
+            with self:  # its own calls of torch functions are seen one by one
+                return _IN_PIECES[func](*args, **kwargs)
+        if func in _RECTIFIERS and not _must_run_as_it_is():
+            made = _rectify(*args, **kwargs)
+            if made is not None:
+                return made
+        touched = [self._parameter(tensor) for tensor in tensors_in((args, kwargs)) if self._is_tracked(tensor)]
+        if not touched:
+            return func(*args, **kwargs)
+        if not _must_run_as_it_is():
+            made = self._site(func, args, kwargs)
             if made is not None:
                 return made
         result = func(*args, **kwargs)
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) in self.tracked and any(made.requires_grad for made in tensors_in(result)):
-                self.elsewhere.add(id(tensor))
+        if transposed_parameter(func, args, kwargs, self._is_parameter):
+            self.transposes[id(result)] = (result, args[0])
+        elif any(made.requires_grad for made in tensors_in(result)):
+            self.used_otherwise |= {id(parameter) for parameter in touched}
         return result
 
     def __enter__(self) -> Capture:
@@ -49,12 +71,57 @@ class Capture(TorchFunctionMode):
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self.open = False
         super().__exit__(*error)
+        self.open = any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
-    def record(self, site: Site, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _is_parameter(self, tensor: Any) -> bool:
+        return id(tensor) in self.tracked
+
+    def _is_tracked(self, tensor: Any) -> bool:
+        return id(tensor) in self.tracked or id(tensor) in self.transposes
+
+    def _parameter(self, tensor: Tensor) -> Tensor:
+        return self.transposes[id(tensor)][1] if id(tensor) in self.transposes else tensor
+
+    def _site(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The output of the call as a site, where it is one of a tracked weight and a tracked or constant bias."""
+        call = layer_call(func, args, kwargs, self._is_tracked)
+        if isinstance(call, LinearCall):
+            weight = self._parameter(call.weight)
+            transposed = call.transposed if weight is call.weight else not call.transposed
+            if self._knows(weight, call.bias):
+                return self._record(LinearSite(weight, call.bias, transposed=transposed), call.input, call.bias)
+            if not self._knows(weight, None):
+                return None
+            assert call.bias is not None  # a part of a parameter, or computed from one: autograd's business
+            outputs = self._record(LinearSite(weight, None, transposed=transposed), call.input, None)
+            return outputs + call.bias.to(outputs.dtype)
+        if isinstance(call, ConvolutionCall):
+            if not self._knows(call.weight, call.bias) or call.settings is None or not call.batched:
+                return None
+            *lists, groups = call.settings
+            stride, padding, dilation = ([*each] for each in lists)
+            settings = (stride, padding, dilation, groups)
+            return self._record(ConvolutionSite(call.weight, call.bias, settings), call.input, call.bias)
+        if isinstance(call, EmbeddingCall):
+            unusual = call.max_norm is not None or call.scale_grad_by_freq or call.sparse
+            if not self._knows(call.weight, None) or unusual:
+                return None
+            return self._record(EmbeddingSite(call.weight, call.padding_idx), call.input, None)
+        if isinstance(call, ProductCall) and self._is_parameter(call.parameter) and call.parameter.numel() == 1:
+            scalar, tensor = call.parameter, call.input
+            if tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype and not self._is_tracked(tensor):
+                return self._record(ScalarSite(scalar, None), tensor, None)
+        return None
+
+    def _knows(self, weight: Any, bias: Any) -> bool:
+        if not self._is_parameter(weight):
+            return False
+        return bias is None or self._is_parameter(bias) or not bias.requires_grad
+
+    def _record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
         site.ordinary = lambda: self.open
-        device = weight.device.type
+        weight, device = site.weight, site.weight.device.type
         if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -63,69 +130,26 @@ class Capture(TorchFunctionMode):
             self.sites.append(site)
         return outputs
 
-    def knows(self, weight: Any, bias: Any) -> bool:
-        """Whether this call is on a tracked weight with, if any, a tracked or constant bias."""
-        if id(weight) not in self.tracked:
-            return False
-        return bias is None or id(bias) in self.tracked or not bias.requires_grad
-
-
-def _linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not capture.knows(weight, bias):
-        return None
-    return capture.record(LinearSite(weight, bias), input, weight, bias)
-
-
-def _convolution(dimensions: int) -> Callable[..., Tensor | None]:
-    def convolution(capture: Capture, *args: Any, **kwargs: Any) -> Tensor | None:
-        call = convolution_call(dimensions, *args, **kwargs)
-        if not capture.knows(call.weight, call.bias) or call.settings is None or not call.batched:
-            return None
-        stride, padding, dilation, groups = call.settings
-        site = ConvolutionSite(call.weight, call.bias, ([*stride], [*padding], [*dilation], groups))
-        return capture.record(site, call.input, call.weight, call.bias)
-
-    return convolution
-
-
-def _embedding(capture: Capture, *args: Any, **kwargs: Any) -> Tensor | None:
-    call = EmbeddingCall(*args, **kwargs)
-    unusual = call.max_norm is not None or call.scale_grad_by_freq or call.sparse
-    if not capture.knows(call.weight, None) or unusual:
-        return None
-    return capture.record(EmbeddingSite(call.weight, call.padding_idx), call.input, call.weight, None)
-
-
-def _multiplication(capture: Capture, input: Any, other: Any, **kwargs: Any) -> Tensor | None:
-    for scalar, tensor in ((input, other), (other, input)):
-        if id(scalar) in capture.tracked and scalar.numel() == 1 and isinstance(tensor, Tensor) and not kwargs:
-            whole = tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype
-            if whole and id(tensor) not in capture.tracked:
-                return capture.record(ScalarSite(scalar, None), tensor, scalar, None)
-    return None
-
 
 _LARGE = 2**16  # below it the two saved passes over memory cost less than the extra Python calls
+_RECTIFIERS = {F.relu, torch.relu, Tensor.relu}
 
 
-def _rectify(capture: Capture, input: Tensor, inplace: bool = False) -> Tensor | None:
+def _rectify(input: Tensor, inplace: bool = False) -> Tensor | None:
     if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
         return None
     return Rectify.apply(input)
 
 
-_SITES: dict[Any, Callable[..., Tensor | None]] = {
-    F.linear: _linear,
-    F.conv1d: _convolution(1),
-    F.conv2d: _convolution(2),
-    F.conv3d: _convolution(3),
-    F.embedding: _embedding,
-    torch.mul: _multiplication,
-    Tensor.mul: _multiplication,
-    F.relu: _rectify,
-    torch.relu: _rectify,
-    Tensor.relu: _rectify,
-}
+def _in_pieces(function: Any) -> Callable[..., Any]:
+    """A Python function of torch without its hand-over to modes, so that a mode sees the functions that it calls."""
+    seen = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    made = FunctionType(function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_IN_PIECES = {F.multi_head_attention_forward: _in_pieces(F.multi_head_attention_forward)}
 
 
 def _must_run_as_it_is() -> bool:

@@ -19,6 +19,9 @@ from tacit.penalty._state import without_hooks
 
 NORM_TOLERANCE = 0.02  # two roundings of half precision; a use that was not seen is larger
 GRADIENT_TOLERANCE = 1e-3  # below it the error is smaller than what λ is ever known to
+ROUNDINGS = (
+    16  # in a row, of the least precise layer: 0.125 in bfloat16, 0.016 in float16; a missing term is of order 1
+)
 # Rounding may be all there is of a gradient (half precision, a loss near 0). It is measured where it matters, and twice
 # the measured size, for each of the two gradients compared, times 5, for its scatter, is called rounding.
 NOISE_FACTOR = 20
@@ -56,7 +59,7 @@ def check_against_double_backward(
     apart, size = _distance(found, plain), _length(plain)
     if not (apart.isfinite() and size.isfinite()):
         return False
-    if apart <= GRADIENT_TOLERANCE * size:
+    if apart <= max(GRADIENT_TOLERANCE, ROUNDINGS * _coarsest_unit(sites)) * size:
         return True
     # Scaled by 3, which is no power of two, all products round differently: what that changes is rounding.
     _, again = _by_double_backward(losses, sites, parameters, leaves, 3 * scale, means)
@@ -67,6 +70,11 @@ def check_against_double_backward(
         f"the gradient of ‖∇Ĉ‖² from the layers seen in the closure differs from double backward's by "
         f"{float(apart / size):.2g} of its length; a term is missing. Use method='double_backward'."
     )
+
+
+def _coarsest_unit(sites: Sequence[Site]) -> float:
+    gradients = [site.output_gradient for site in sites if site.output_gradient is not None]
+    return max((torch.finfo(gradient.dtype).eps for gradient in gradients), default=0.0)
 
 
 def _gradients_by_sites(

@@ -2,6 +2,9 @@
 
 Gram form, for linear layers with few rows:  ‖DᵀX‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (DDᵀ)ᵢⱼ;  a bias adds 1 to XXᵀ.
 Direct form, for everything else:            G = Σ over uses of the layer's own weight gradient, then ‖G‖².
+
+With micro-batches in one pass, rows have a leading axis of micro-batches, each has its own Gram matrices (blocks of
+those of the whole batch) or its own G, and the result is the sum of ‖G‖² over micro-batches.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.penalty._sites import LinearSite, Site, rows
+from tacit.penalty._layers import LinearSite
+from tacit.penalty._sites import Site
 
 
 def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
@@ -24,7 +28,7 @@ def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
 
 def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
     """‖b̄‖² for one bias over all its uses: few enough numbers for ordinary autograd."""
-    gradients = [site.bias_gradient(_wide(_output_gradient(site))) for site in sites]
+    gradients = [site.each_bias_gradient(_wide(_output_gradient(site))) for site in sites]
     return torch.stack(gradients).sum(0).square().sum()
 
 
@@ -45,16 +49,26 @@ def uses_gram(sites: Sequence[Site]) -> bool:
     if not all(isinstance(site, LinearSite) for site in sites):
         return False
     fan_out, fan_in = sites[0].weight.shape
-    count = sum(_output_gradient(site).numel() // fan_out for site in sites)
+    count = sum(_row_count(site) for site in sites)
     return 2 * count * (fan_in + fan_out) <= 3 * fan_in * fan_out
 
 
+def _row_count(site: Site) -> int:
+    """Rows of one micro-batch, or of the batch."""
+    gradient = _output_gradient(site)
+    return gradient.numel() // max(1, gradient.shape[-1]) // (site.micro_batches or 1)
+
+
 def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
-    inputs = [rows(_inputs(site)) for site in sites]
-    gradients = [rows(_output_gradient(site)) for site in sites]
-    if len(sites) == 1:
-        return _GramNorm.apply(_wide(inputs[0]), _wide(gradients[0]), with_bias)
-    return _GramNorm.apply(_wide(torch.cat(inputs)), _wide(torch.cat(gradients)), with_bias)
+    pairs = []
+    for site in sites:
+        assert isinstance(site, LinearSite)
+        left, right = site.factor_rows(_wide(_inputs(site)), _wide(_output_gradient(site)))
+        if with_bias and site.transposed:  # a bias adds to the Gram matrix of the inputs, here the right rows
+            left, right = right, left
+        pairs.append((left, right))
+    left, right = (parts[0] if len(parts) == 1 else torch.cat(parts, -2) for parts in zip(*pairs, strict=True))
+    return _GramNorm.apply(right, left, with_bias)
 
 
 def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
@@ -67,7 +81,7 @@ def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
 class _GramNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, gradients: Tensor, with_bias: bool) -> Tensor:
-        input_gram, gradient_gram = inputs @ inputs.T, gradients @ gradients.T
+        input_gram, gradient_gram = inputs @ inputs.mT, gradients @ gradients.mT
         if with_bias:
             input_gram += 1
         ctx.save_for_backward(inputs, gradients, input_gram, gradient_gram)
@@ -86,7 +100,7 @@ class _DirectNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
         pairs = list(zip(sites, flat[::2], flat[1::2], strict=True))
-        found = [site.parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in pairs]
+        found = [site.each_parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in pairs]
         weight_gradient = _sum(weight for weight, _ in found)
         bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)

@@ -24,8 +24,9 @@ from tacit._tree import total
 from tacit.penalty._buffers import BufferVersions
 from tacit.penalty._capture import Capture
 from tacit.penalty._check import check_against_double_backward
+from tacit.penalty._layers import LinearSite
 from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._sites import LinearSite, Site
+from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import (
     bias_squared_norm,
     inner_product,
@@ -147,11 +148,11 @@ def _capture(task: Task, closure: Closure) -> View:
     capture = Capture(trainable)
     with capture:
         loss = task.loss(closure)
-    _settle(capture, loss)
+    _find_other_uses(capture, loss)
     return View(loss, capture.sites, capture.anchor, {})
 
 
-def _settle(capture: Capture, loss: Tensor) -> None:
+def _find_other_uses(capture: Capture, loss: Tensor) -> None:
     """Parameters used anywhere but at sites get ordinary gradients.
 
     The capture sees torch functions; the graph also shows uses inside custom autograd functions, as extra edges.
@@ -163,7 +164,7 @@ def _settle(capture: Capture, loss: Tensor) -> None:
             if parameter is not None:
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     hidden = {id(leaf) for leaf, count in edges.items() if count != uses.get(id(leaf), count)}
-    by_autograd = capture.elsewhere | hidden
+    by_autograd = capture.used_otherwise | hidden
     for site in capture.sites:
         site.weight_by_autograd = id(site.weight) in by_autograd
         site.bias_by_autograd = site.bias is not None and id(site.bias) in by_autograd
@@ -251,7 +252,7 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
     terms: list[Tensor] = []
     for sites in by_weight.values():
         bias = sites[0].bias
-        rides_along = bias is not None and by_bias.get(id(bias)) == sites
+        rides_along = bias is not None and by_bias.get(id(bias)) == sites and _one_orientation(sites)
         if rides_along:
             del by_bias[id(bias)]
         terms.append(weight_squared_norm(sites, with_bias=rides_along))
@@ -263,6 +264,10 @@ def _squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> 
     if not terms:
         raise InputError(NOTHING_REACHED)
     return total(term.to(terms[0].dtype) for term in terms)
+
+
+def _one_orientation(sites: Sequence[Site]) -> bool:
+    return len({isinstance(site, LinearSite) and site.transposed for site in sites}) == 1
 
 
 def _can_keep_factors(site: Site) -> bool:

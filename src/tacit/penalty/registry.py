@@ -45,14 +45,22 @@ def choose(name: str) -> Method:
 
 
 def fastest_exact(model: nn.Module) -> Method:
-    """What `method="auto"` means for this model: `gram` where it pays, `double_backward` elsewhere.
+    """What `method="auto"` means for this model: `gram` where it pays, `double_backward` otherwise.
 
     The rule is read off `tacit bench`: with wide linear layers (4096 and 1024) `gram` takes a fifth to a half of the
     time of `double_backward` and little more than half of its memory; on narrow MLPs, small transformers and
-    convolutions the two are within a tenth of each other, and the plainer one is taken. It looks at the model only, so
-    it never changes during training.
+    convolutions the two are within a tenth of each other, and the plainer one is taken. It looks at the model's
+    trainable matrices only (weights of linear layers, however the model multiplies with them), so it never changes
+    during training.
     """
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    wide = {id(weight): weight.numel() for weight in weights if weight.numel() >= LARGE_WEIGHT}
-    total = sum(parameter.numel() for parameter in model.parameters())
+    others = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase)  # matrices, but of no linear layer
+    matrices = [
+        parameter
+        for module in model.modules()
+        if not isinstance(module, others)
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad and parameter.dim() == 2
+    ]
+    wide = {id(matrix): matrix.numel() for matrix in matrices if matrix.numel() >= LARGE_WEIGHT}
+    total = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return METHODS["gram" if 2 * sum(wide.values()) >= total else "double_backward"]
