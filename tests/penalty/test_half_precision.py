@@ -89,3 +89,38 @@ def test_the_check_for_missed_uses_waits_for_a_step_that_it_can_judge(
     for _ in range(2):  # a step that fails is checked again
         with pytest.raises(InputError, match="some use of a parameter was not seen"):
             penalty.backward(lambda: roots(model, torch.ones(8, 12)))
+
+
+class Products(nn.Module):
+    """Attention written out: products of activations, whose gradients autocast would round once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        return torch.softmax(query @ key.transpose(1, 2), dim=-1) @ value
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("method", ["gram", "double_backward"])
+def test_autocast_around_the_call_is_autocast_around_the_closure(method: str, as_tensor: bool) -> None:
+    """Lightning calls the whole training step under autocast; the penalty's own passes must not see it."""
+    model, inputs = spread(Products()), numbers(4, 6, 8, seed=1).float()
+    found = []
+    for where in ("inside", "outside"):
+        model.zero_grad()
+        penalty = GradientPenalty(model, 0.3, method=method)
+
+        def closure(where: str = where) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=where == "inside" or torch.is_autocast_enabled("cpu")):
+                return model(inputs).square().mean()
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "outside"):
+            if as_tensor:
+                penalty.loss(closure).backward()
+            else:
+                penalty.backward(closure)
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(inside, outside) for inside, outside in zip(*found, strict=True))

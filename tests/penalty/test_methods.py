@@ -63,7 +63,7 @@ APPROXIMATE = [("finite_difference", False), ("finite_difference", True), ("asce
 def test_approximate_methods_stay_within_their_stated_error(case: Case, method: str, dtype: str, central: bool) -> None:
     model = case.make().to(DTYPES[dtype])
     truth = truth_of(case, dtype, 0.02)
-    penalty = GradientPenalty(model, 0.02, method=method, central=central, check_every=1)
+    penalty = GradientPenalty(model, 0.02, method=method, central=central, when_uncertain="warn")
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def test_approximate_methods_stay_within_their_stated_error(case: Case, method: 
     assert penalty.last.error is not None
     # float64 central differences are better than their own rounding: 1e-9 is the floor of the estimate.
     assert deviation(gradients(model), truth) <= max(penalty.last.error, 1e-9)
-    if case.name not in KINKED:
+    if method == "finite_difference" or case.name not in KINKED:
         assert penalty.last.error < (0.1 if method == "ascent" else 1e-2), "an estimate that says nothing"
 
 

@@ -66,7 +66,7 @@ def penalty_step(method: str) -> Callable[[Workload, float], Step]:
     def make(workload: Workload, learning_rate: float) -> Step:
         from tacit.penalty import GradientPenalty
 
-        penalty = GradientPenalty(workload.model, strength=STRENGTH, method=method)
+        penalty = GradientPenalty(workload.model, strength=STRENGTH, method=method, when_uncertain="warn")
         optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate)
 
         def step() -> Tensor:

@@ -131,6 +131,15 @@ class Step:
                 found[place] = part.view(gradients[place].shape)
         return [part for part in found if part is not None]
 
+    def largest(self, value: float) -> float:
+        """The largest of the workers' values."""
+        if not (self.replicas or self.surrounding is not None) or self._world() == 1:
+            return value
+        found = torch.tensor(value, dtype=torch.float64, device=self.workers.device)
+        with self._communicating():
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.workers.group)
+        return float(found)
+
     def deliver(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):

@@ -1,10 +1,11 @@
-"""Models and closures that a method cannot handle, found in the graph or in PyTorch's own error, as sentences."""
+"""Models and closures that a method cannot handle, found in the graph or in PyTorch's own error."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,40 +15,61 @@ from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 NOTHING_REACHED = (
     "the loss depends on none of the penalised parameters; expected a closure that runs the model given to the penalty."
 )
-_NO_SECOND = (
-    "{}, which has no second derivative in PyTorch; the exact penalty needs one. {} method='finite_difference'."
-)
-_NO_FORWARD = "{}; forward_over_reverse cannot run it. Use method='gram' or 'double_backward'."
+
+
+class UnsupportedModelError(InputError):
+    """A model or closure that a method cannot handle: why, and what to do instead."""
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(f"{cause} {remedy}")
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A pattern in PyTorch's message, and the refusal in its place; groups of the pattern are put into the cause."""
+
+    pattern: str
+    cause: str
+    remedy: str
+
+
+_NO_SECOND = "{}, which has no second derivative in PyTorch; the exact penalty needs one."
+_NO_FORWARD = "{}; forward_over_reverse cannot run it."
+_DIFFERENCES = "Use method='finite_difference'."
+_OTHER_EXACT = "Use method='gram' or 'double_backward'."
 _REENTRANT = (
-    "the model uses re-entrant checkpointing, which hides parameters from autograd.grad; "
-    "pass use_reentrant=False to torch.utils.checkpoint."
+    "the model uses re-entrant checkpointing, which hides parameters from autograd.grad;",
+    "pass use_reentrant=False to torch.utils.checkpoint.",
 )
 
-# Pattern in PyTorch's message → sentence; groups of the pattern are put in.
 _MESSAGES = [
-    (r"derivative for aten::_scaled_dot_product\w+ is not implemented",
-     _NO_SECOND.format("the model uses fused scaled_dot_product_attention",
-                       "Run the step under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or use")),
-    (r"derivative for (\S+) is not implemented", _NO_SECOND.format("the model uses {0}", "Use")),
-    (r"aot_autograd does not currently support double backward",
-     _NO_SECOND.format("the model went through torch.compile", "Pass the uncompiled model, or use")),
-    (r"differentiate twice a function that was marked\s+with @once_differentiable",
-     _NO_SECOND.format("the model uses an autograd.Function marked once_differentiable", "Use")),
-    (r"cudnn.*(?:RNN|rnn).*double", _NO_SECOND.format("the model uses a cuDNN recurrent layer",
-                                                       "Disable cuDNN for it, or use")),
-    (r"[Cc]heckpoint\w* is (?:not compatible|incompatible) with \.grad\(\)", _REENTRANT),
+    _Message(r"derivative for aten::_scaled_dot_product\w+ is not implemented",
+             _NO_SECOND.format("the model uses fused scaled_dot_product_attention"),
+             "Leave attention at 'math', or use method='finite_difference'."),
+    _Message(r"derivative for (\S+) is not implemented", _NO_SECOND.format("the model uses {0}"), _DIFFERENCES),
+    _Message(r"aot_autograd does not currently support double backward",
+             _NO_SECOND.format("the model went through torch.compile"),
+             "Pass the uncompiled model, or use method='finite_difference'."),
+    _Message(r"differentiate twice a function that was marked\s+with @once_differentiable",
+             _NO_SECOND.format("the model uses an autograd.Function marked once_differentiable"), _DIFFERENCES),
+    _Message(r"cudnn.*(?:RNN|rnn).*double", _NO_SECOND.format("the model uses a cuDNN recurrent layer"),
+             "Disable cuDNN for it, or use method='finite_difference'."),
+    _Message(r"[Cc]heckpoint\w* is (?:not compatible|incompatible) with \.grad\(\)", *_REENTRANT),
     # Without a forward derivative, and without a second one that another exact method could use.
-    (r"Trying to use forward AD with (\S*(?:ctc_loss|hardsigmoid|scaled_dot_product)\S*) that does not support it",
-     _NO_SECOND.format("the model uses {0}", "Use")),
-    (r"Trying to use forward AD with (\S+) that does not support it",
-     _NO_FORWARD.format("{0} has no forward derivative in PyTorch")),
-    (r"must override the setup_context",
-     "the model has an autograd.Function, or a full backward hook, that torch.func does not take; forward_over_reverse "
-     "cannot run it. Use method='double_backward', or 'finite_difference' if the function is once_differentiable."),
-    (r"saved tensor hooks", _NO_FORWARD.format("the model uses checkpointing or saved-tensor hooks")),
-    (r"backward through the graph a second time",
-     "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward pass "
-     "itself and does not call backward. Return the loss and leave backward to the penalty."),
+    _Message(r"Trying to use forward AD with (\S*(?:ctc_loss|hardsigmoid|scaled_dot_product)\S*) that does not",
+             _NO_SECOND.format("the model uses {0}"), _DIFFERENCES),
+    _Message(r"Trying to use forward AD with (\S+) that does not support it",
+             _NO_FORWARD.format("{0} has no forward derivative in PyTorch"), _OTHER_EXACT),
+    _Message(r"must override the setup_context",
+             _NO_FORWARD.format("the model has an autograd.Function, or a full backward hook, that torch.func does not "
+                                "take"),
+             "Use method='double_backward', or 'finite_difference' if the function is once_differentiable."),
+    _Message(r"saved tensor hooks", _NO_FORWARD.format("the model uses checkpointing or saved-tensor hooks"),
+             _OTHER_EXACT),
+    _Message(r"backward through the graph a second time",
+             "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward "
+             "pass itself and does not call backward.", "Return the loss and leave backward to the penalty."),
 ]  # fmt: skip
 
 
@@ -55,22 +77,23 @@ def refuse_wrong_graphs(loss: Tensor, *, exact: bool) -> None:
     """Re-entrant checkpointing leaves parameters out silently; weight_norm has a wrong second derivative."""
     for found in map(operation, nodes(loss)):
         if found == "CheckpointFunction":
-            raise InputError(_REENTRANT)
+            raise UnsupportedModelError(*_REENTRANT)
         if exact and found in WRONG_SECOND_DERIVATIVES:
-            raise InputError(
+            raise UnsupportedModelError(
                 f"the model uses {WRONG_SECOND_DERIVATIVES[found]}, whose second derivative is wrong; the exact "
-                "penalty needs it. Remove it, or use method='finite_difference'."
+                "penalty needs it.",
+                "Remove it, or use method='finite_difference'.",
             )
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
-    """Turns PyTorch's errors about missing derivatives and used-up graphs into sentences that name the cause."""
+def translated_errors() -> Iterator[None]:
+    """Turns PyTorch's errors about missing derivatives and used-up graphs into refusals that name the cause."""
     try:
         yield
     except RuntimeError as error:  # NotImplementedError is one
-        for pattern, sentence in _MESSAGES:
-            found = re.search(pattern, str(error))
+        for message in _MESSAGES:
+            found = re.search(message.pattern, str(error))
             if found:
-                raise InputError(sentence.format(*found.groups())) from error
+                raise UnsupportedModelError(message.cause.format(*found.groups()), message.remedy) from error
         raise

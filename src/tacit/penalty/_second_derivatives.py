@@ -2,7 +2,8 @@
 
 Exact methods run under `twice_differentiable`: fused attention takes its MATH backend, and the functions listed at the
 end of this file are replaced by sums, products and maxima with the same value and the same first derivative. All
-activations of `torch.nn` were tried: hardsigmoid alone has no second derivative. Fused weight norm has a wrong one.
+activations of `torch.nn` were tried: hardsigmoid alone has no second derivative. Fused weight norm has a wrong one, and
+so has PReLU at exactly 0.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 def _hardsigmoid_in_place(input: Tensor) -> Tensor:
     return _hardsigmoid(input, inplace=True)
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """x where it is positive, w x elsewhere; torch's own second derivative takes another side at exactly 0."""
+    if weight.numel() > 1:
+        weight = weight.reshape(1, -1, *[1] * (input.dim() - 2))
+    return torch.where(input > 0, input, weight * input)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -247,6 +255,8 @@ _REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
     F.hardsigmoid: _hardsigmoid,
     torch._C._nn.hardsigmoid: _hardsigmoid,
     torch._C._nn.hardsigmoid_: _hardsigmoid_in_place,
+    torch.prelu: _prelu,
+    Tensor.prelu: _prelu,
     torch._weight_norm: _weight_norm,
     torch.cdist: _cdist,
     F.pdist: _pdist,

@@ -41,6 +41,8 @@ class Task:
     deliver: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None  # in place of adding to `.grad`
     central: bool = False  # finite differences on both sides of ω
     check_error: bool = False  # whether approximate methods estimate their error at this step
+    tolerance: float | None = None  # the largest estimated error with which gradients may be delivered; None: any
+    largest: Callable[[float], float] | None = None  # over workers, where all must take the same way
     check_sites: bool = False  # whether `gram` compares what its layers give with a plain backward pass
 
     def loss(self, closure: Closure) -> Tensor:
@@ -80,9 +82,12 @@ class Outcome:
     """The original loss Ĉ, ‖∇Ĉ‖² over the task's parameters and, for approximate methods, an error estimate.
 
     `error` is relative to the norm of the penalty's part of the gradient; None for exact methods and when not asked.
+    Where it exceeds the task's tolerance, nothing was delivered.
     """
 
     loss: Tensor
     gradient_squared_norm: Tensor
     error: float | None = None
+    delivered: bool = True
+    method: str | None = None  # where it is not the one that was chosen
     checked: bool = False  # whether `gram` compared its norm with a plain one, where it was asked to

@@ -2,14 +2,14 @@
 
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s
 
-The two methods differ only in s. The error is estimated by halving s: with a leading error of first order (or of second
-order, for central differences) the difference of the two estimates is at least half the error of the first.
+The two methods differ only in s, and in whether units may switch between the two points (`_kinks`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
+from tacit.penalty._kinks import Kinks
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task
@@ -25,14 +26,16 @@ from tacit.penalty._task import Closure, Outcome, Task
 class Views:
     """First-pass gradients of one or two closures, and gradients at moved parameters on request."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, hold_kinks: bool = False) -> None:
         self.task = task
+        self.kinks = [Kinks() for _ in task.closures] if hold_kinks else []
         self.parameters = list(task.parameters.values())
         self.starts: list[RandomState] = []
         self.losses: list[Tensor] = []
-        for closure in task.closures:
+        for number, closure in enumerate(task.closures):
             self.starts.append(RandomState.now(task.model, task.generators))
-            self.losses.append(task.loss(closure))
+            with self.kinks[number].record() if hold_kinks else nullcontext():
+                self.losses.append(task.loss(closure))
         leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
         self.leaves: list[Tensor] = list(leaves.values())
         self.gradients = [self._gradient(loss) for loss in self.losses]
@@ -59,18 +62,24 @@ class Views:
             for parts in means
         ]
 
-    def _gradient(self, loss: Tensor) -> list[Tensor]:
+    def _gradient(self, loss: Tensor, *, first: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The gradient for every leaf of the first pass; `first` are those found there, when this is a later one."""
         with without_hooks(self.leaves):
             found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
         if any(gradient is not None and gradient.is_sparse for gradient in found):
             raise InputError(
                 "a parameter has a sparse gradient; this method needs dense ones. Use sparse=False or method='gram'."
             )
-        gradients = [
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for gradient, leaf in zip(found, self.leaves, strict=True)
-        ]
-        return gradients if self.task.scale == 1 else [gradient / self.task.scale for gradient in gradients]
+        gradients = []
+        for number, (leaf, gradient) in enumerate(zip(self.leaves, found, strict=True)):
+            if gradient is not None:
+                gradients.append(gradient if self.task.scale == 1 else gradient / self.task.scale)
+            elif first is not None and not isinstance(leaf, nn.Parameter):
+                # A leaf that the closure makes anew in every pass, such as embeddings made to require a gradient.
+                gradients.append(first[number].clone())
+            else:
+                gradients.append(torch.zeros_like(leaf))
+        return gradients
 
     def loss(self) -> Tensor:
         return torch.stack([loss.detach() for loss in self.losses]).mean()
@@ -101,11 +110,48 @@ class Views:
             torch._foreach_add_(products[0], more)
         return products[0]
 
+    def relative_error(self, products: Sequence[Tensor], distances: Sequence[float], *, central: bool) -> float:
+        """An estimate of the products' relative error, from differences on both sides of ω at s and at s/2.
+
+        With D(s) the forward difference and D(−s) the one backwards: halving s halves a truncation error and doubles
+        that of rounding, so it shows both. 2(D(s/2) − D(−s/2)) − (D(s) − D(−s)) vanishes for smooth functions and shows
+        kinks that lie on one side. A function with kinks everywhere looks smooth from any distance: see `_kinks`.
+        """
+        halves = [distance / 2 for distance in distances]
+        ahead, behind = (self.curvature_products(half, central=False) for half in (halves, [-h for h in halves]))
+        half = [(a + b) / 2 for a, b in zip(ahead, behind, strict=True)] if central else ahead
+        apart = _norm([a - b for a, b in zip(products, half, strict=True)])
+        # Where the difference is mostly 1/s times a jump, only its extrapolation has the size of the product itself.
+        extrapolated = _norm([2 * a - b for a, b in zip(products, half, strict=True)])
+        size = float(min(_norm(products), _norm(half), extrapolated))
+        asymmetry = [2 * (a - b) for a, b in zip(ahead, behind, strict=True)]
+        del ahead, behind, half
+        for sign in (-1, 1):
+            signed = [sign * distance for distance in distances]
+            torch._foreach_add_(asymmetry, self.curvature_products(signed, central=False), alpha=sign * -1)
+        largest = max(3 * float(apart), float(_norm(asymmetry)) / 2)  # 2 to leading order; 3 leaves room for the next
+        if size > 0:
+            return largest / size
+        # Both points round to the same numbers where a pass is less precise than the parameters.
+        return math.inf if largest > 0 or self.precision > self._parameter_precision else 0.0
+
+    @property
+    def _parameter_precision(self) -> float:
+        return max(torch.finfo(parameter.dtype).eps for parameter in self.reached)
+
+    @property
+    def precision(self) -> float:
+        """The rounding unit of the least precise numbers: those of parameters, or of results seen in the first pass."""
+        return max([self._parameter_precision, *(kinks.precision for kinks in self.kinks)])
+
     def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
         task = self.task
         again = second_pass(task.model, self.starts[number], task.generators)
+        held = self.kinks[number].hold() if self.kinks else nullcontext()
         with again, moved(self.reached, self.directions[other], distance):
-            return self._gradient(task.loss(closure))
+            with held:
+                loss = task.loss(closure)
+            return self._gradient(loss, first=self.gradients[number])
 
     def finish(self, products: Sequence[Tensor]) -> None:
         """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks fire; uses up `products`."""
@@ -119,9 +165,9 @@ class Views:
         (self.task.deliver or torch.autograd.backward)(self.leaves, results)
 
 
-def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:
+def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool, hold_kinks: bool) -> Outcome:
     """One step with distances from `distances_of(views)`, with the error estimated when the task asks for it."""
-    views = Views(task)
+    views = Views(task, hold_kinks=hold_kinks)
     norm = views.inner_product()
     lengths = views.direction_norms()
     if not all(math.isfinite(length) for length in lengths):  # half precision overflowed, or the run has diverged:
@@ -132,14 +178,13 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
         return Outcome(views.loss(), norm, 0.0)
     distances = distances_of(views)
     products = views.curvature_products(distances, central=central)
-    error = None
-    if task.check_error:
-        halved = views.curvature_products([distance / 2 for distance in distances], central=central)
-        apart = float(_norm([a - b for a, b in zip(products, halved, strict=True)]))
-        size = float(_norm(halved))
-        error = 3 * apart / size if size > 0 else 0.0  # 2 to leading order; 3 leaves room for the next
-    views.finish(products)
-    return Outcome(views.loss(), norm, error)
+    error = views.relative_error(products, distances, central=central) if task.check_error else None
+    if error is not None and task.largest is not None:
+        error = task.largest(error)
+    delivered = error is None or task.tolerance is None or error <= task.tolerance
+    if delivered:
+        views.finish(products)
+    return Outcome(views.loss(), norm, error, delivered=delivered)
 
 
 def parameter_norm(parameters: Sequence[nn.Parameter]) -> float:

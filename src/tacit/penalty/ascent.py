@@ -15,4 +15,4 @@ from tacit.penalty._two_pass import estimate
 def backward(task: Task) -> Outcome:
     """Approximate to first order in λ; two gradients a step."""
     half = task.strength / 2
-    return estimate(task, lambda views: [half] * len(views.losses), central=False)
+    return estimate(task, lambda views: [half] * len(views.losses), central=False, hold_kinks=False)

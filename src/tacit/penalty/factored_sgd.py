@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit.penalty import gram
-from tacit.penalty._refusals import sentences
+from tacit.penalty._autocast import AmbientAutocast
+from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._task import Task
 from tacit.penalty._wrappers import refuse_ddp, without_ddp
@@ -80,9 +81,12 @@ class FactoredSGD(torch.optim.Optimizer):
             _check_number(name, group[name])
         self.zero_grad(set_to_none=True)
         strength = float(group["strength"])
-        task = Task(self.model, self.named, (closure,), strength=strength, check_sites=not self._sites_checked)
+        autocast = AmbientAutocast.now(self.model)
+        task = Task(
+            self.model, self.named, (autocast.around(closure),), strength=strength, check_sites=not self._sites_checked
+        )
         exact = twice_differentiable(self.attention, self._attention_notice) if strength else nullcontext()
-        with torch.enable_grad(), sentences(), without_ddp(), exact:
+        with torch.enable_grad(), translated_errors(), without_ddp(), autocast.switched_off(), exact:
             outcome, sites = gram.run(task, keep_factors=True)
         self._sites_checked |= outcome.checked
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]

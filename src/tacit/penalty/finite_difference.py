@@ -3,13 +3,11 @@
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s            forward,  error O(s)
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω − s g)) / 2s     central,  error O(s²)
 
-For models that have no second derivative. It is an approximation: with ReLU, units that switch between the two points
-make an error that no step size removes, so the error is estimated and reported.
+For models that have no second derivative. Units keep the side of their kinks at ω (`_kinks`), so that the differences
+are those of a smooth function; where that cannot be done the error shows it. The error is estimated and reported.
 """
 
 from __future__ import annotations
-
-import torch
 
 from tacit.penalty._task import Outcome, Task
 from tacit.penalty._two_pass import Views, estimate, parameter_norm
@@ -17,15 +15,14 @@ from tacit.penalty._two_pass import Views, estimate, parameter_norm
 
 def backward(task: Task) -> Outcome:
     """Approximate; two gradients a step, three with `central=True`."""
-    return estimate(task, lambda views: step_sizes(views, central=task.central), central=task.central)
+    return estimate(task, lambda views: step_sizes(views, central=task.central), central=task.central, hold_kinks=True)
 
 
 def step_sizes(views: Views, *, central: bool) -> list[float]:
     """s for each view: the distance r = s‖g‖ balances truncation against rounding.
 
-    r = u^(1/2) max(1, ‖ω‖) forward and u^(1/3) max(1, ‖ω‖) central, with u the rounding unit of the dtype: truncation
-    grows like r (r²), the rounding of ω + r g/‖g‖ and of the difference like u/r.
+    r = u^(1/2) max(1, ‖ω‖) forward and u^(1/3) max(1, ‖ω‖) central, with u the rounding unit of the least precise dtype
+    (autocast's, inside it): truncation grows like r (r²), the rounding of ω + r g/‖g‖ and of the difference like u/r.
     """
-    unit = max(torch.finfo(parameter.dtype).eps for parameter in views.reached)
-    distance = unit ** (1 / 3 if central else 1 / 2) * max(1.0, parameter_norm(views.reached))
+    distance = views.precision ** (1 / 3 if central else 1 / 2) * max(1.0, parameter_norm(views.reached))
     return [distance / norm for norm in views.direction_norms()]

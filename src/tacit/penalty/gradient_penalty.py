@@ -8,7 +8,8 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +19,17 @@ from torch.nn.parameter import UninitializedParameter
 from tacit._errors import InputError
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
+from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._distributed import Step, Workers, lengths
-from tacit.penalty._refusals import sentences
+from tacit.penalty._refusals import UnsupportedModelError, translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
-from tacit.penalty._task import Outcome, Task
+from tacit.penalty._state import RandomState, second_pass
+from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
-from tacit.penalty.registry import choose, fastest_exact
+from tacit.penalty.registry import Method, choose, fastest_exact
 
 Strength = float | Callable[[int], float]
+LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
 _log = logging.getLogger("tacit")
 
 
@@ -33,6 +37,7 @@ _log = logging.getLogger("tacit")
 class PenaltyRecord:
     """What one call of `GradientPenalty.backward` saw; the penalty is (λ/4)‖∇Ĉ‖² with λ the strength applied.
 
+    `method` is the one that computed it: an exact one where an approximate method did not trust itself.
     `gradient_squared_norm` is None on steps without a penalty. `error` is the estimated relative error of the
     penalty's part of the gradient, for approximate methods, from the last step that checked it.
     """
@@ -68,7 +73,10 @@ class GradientPenalty:
     - `check_ranks`: whether workers compare batch sizes and strengths at every step, and stop together when one fails.
     - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
     - `exclude`: names or patterns of parameters left out of the norm; they still receive its gradient.
-    - `central`, `check_every`: for approximate methods; the error is estimated on every `check_every`-th step.
+    - `central`, `check_every`: for approximate methods; the error is estimated every `check_every` steps (0: never).
+    - `when_uncertain`: what happens when that estimate exceeds a tenth of the penalty's part. `exact`: an exact method
+      takes the step and those up to the next check, or an error is raised where none can. `raise`: an error.
+      `warn`: the approximation is applied with a warning.
     - `attention`: `math` lets exact methods run scaled_dot_product_attention by its MATH backend, the one with a second
       derivative, and says so once; `as_is` leaves the choice to torch, whose fused kernels the exact methods refuse.
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
@@ -98,6 +106,7 @@ class GradientPenalty:
         of: str = "micro_batch",
         check_ranks: bool = True,
         attention: str = "math",
+        when_uncertain: str = "exact",
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -119,6 +128,9 @@ class GradientPenalty:
                 f"micro_batch_size={micro_batch_size} with of='global_batch'; expected at most one of them."
             )
         refuse_wrapped(model, of=of)
+        if when_uncertain not in ("exact", "raise", "warn"):
+            raise InputError(f"when_uncertain={when_uncertain!r} is unknown; use 'exact', 'raise' or 'warn'.")
+        self.when_uncertain = when_uncertain
         self.strength, self.micro_batch_size, self.of = strength, micro_batch_size, of
         self.every, self.probability = every, probability
         self.attention, self._attention_notice = check_attention(attention), AttentionNotice()
@@ -130,6 +142,8 @@ class GradientPenalty:
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
         self._error: float | None = None
+        self._checked_at: int | None = None  # the last step at which an approximate method estimated its error
+        self._uncertain = False  # whether it was too large there
         self._sites_checked = False
         self._workers = Workers(of, check=check_ranks)
         if method == "auto":
@@ -208,24 +222,34 @@ class GradientPenalty:
         self.parameters = _penalised_parameters(self.model, self.exclude)  # layers may have been frozen or replaced
         method = choose(self.method)
         strength = self._strength_now()
-        check = self.steps % self.check_every == 0 if self.check_every else False
+        check = strength > 0 and not method.exact and self._check_is_due()
+        if check:
+            self._checked_at, self._uncertain = self.steps, False
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = self._micro_batches(batch)
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         outcomes = []
         size = next(lengths(batch), None)
-        with sentences(), self._workers.step(self.model, strength, weight, size) as step, torch.enable_grad():
+        autocast = AmbientAutocast.now(self.model)
+        with (
+            translated_errors(),
+            autocast.switched_off(),
+            self._workers.step(self.model, strength, weight, size) as step,
+            torch.enable_grad(),
+        ):
             if not collect:
                 step.refuse_backward_inside_ddp()
             # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
             deliver = step.deliver if collect or step.distributed or len(pieces) > 1 else None
             for piece in pieces:
-                first = (lambda piece=piece: closure(*piece)) if batch else closure
+                closures: list[Closure] = [partial(closure, *piece)]
+                if second_view is not None:
+                    closures.append(second_view)
                 task = Task(
                     model=self.model,
                     parameters=self.parameters,
-                    closures=(first,) if second_view is None else (first, second_view),
+                    closures=tuple(autocast.around(each) for each in closures),
                     strength=strength,
                     exact=method.exact or strength == 0,
                     weight=weight / len(pieces),
@@ -235,6 +259,8 @@ class GradientPenalty:
                     deliver=deliver,
                     central=self.central,
                     check_error=check,
+                    tolerance=None if self.when_uncertain == "warn" else LARGEST_ERROR,
+                    largest=step.largest if self.of == "global_batch" else None,
                     check_sites=not self._sites_checked,
                 )
                 outcomes.append(self._run(task))
@@ -246,16 +272,56 @@ class GradientPenalty:
         method = choose(self.method)
         if task.strength == 0:
             return _plain(task)
-        if not method.exact:
-            return method.backward(task)
+        if method.exact:
+            return self._run_exact(method, task)
+        if self._uncertain and not task.check_error:
+            return self._run_exact_instead(task)
+        start = RandomState.now(self.model, self.generators) if task.check_error and task.tolerance else None
+        outcome = method.backward(task)
+        if outcome.delivered:
+            return outcome
+        found = f"method={self.method!r}: the penalty's gradient has an estimated relative error of {outcome.error:.0%}"
+        if self.when_uncertain == "raise":
+            raise InputError(
+                f"{found} at step {self.steps}; expected at most {LARGEST_ERROR:.0%}. Use an exact method, "
+                "when_uncertain='exact' (the exact method for such steps) or 'warn'."
+            )
+        if not self._uncertain:
+            self._uncertain = True
+            _log.warning("%s at step %d; an exact method takes its place until the next check", found, self.steps)
+        assert start is not None
+        with second_pass(self.model, start, self.generators):  # the same dropout masks, and buffers count once
+            return self._run_exact_instead(task)
+
+    def _run_exact(self, method: Method, task: Task) -> Outcome:
         with twice_differentiable(self.attention, self._attention_notice):
             return method.backward(task)
+
+    def _run_exact_instead(self, task: Task) -> Outcome:
+        """The step by an exact method, in place of an approximation that does not trust itself."""
+        causes: list[InputError] = []
+        for name in dict.fromkeys((fastest_exact(self.model).name, "double_backward")):
+            try:
+                with translated_errors():
+                    return replace(self._run_exact(choose(name), replace(task, exact=True)), method=name)
+            except InputError as error:
+                causes.append(error)
+        raise InputError(
+            f"method={self.method!r} has an estimated relative error of more than {LARGEST_ERROR:.0%} at step "
+            f"{self.steps}, and no exact method can take its place: {_cause(causes[-1])} Pass when_uncertain='warn' to "
+            "apply the approximation as it is."
+        ) from causes[-1]
+
+    def _check_is_due(self) -> bool:
+        if not self.check_every:
+            return False
+        return self._checked_at is None or self.steps - self._checked_at >= self.check_every
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
         task = Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
         exact = twice_differentiable(self.attention, self._attention_notice)
-        with sentences(), self._workers.alone(self.model), torch.enable_grad(), exact:
+        with translated_errors(), self._workers.alone(self.model), torch.enable_grad(), exact:
             return gram.plan(task)
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,14 +372,16 @@ class GradientPenalty:
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         if errors:
             self._error = max(errors)
-            if self._error > 0.1:  # a tenth of the penalty's part: more than the choice of λ is usually known to
+            if self._error > LARGEST_ERROR:
                 warnings.warn(
                     f"method={self.method!r}: the penalty's gradient has an estimated relative error of "
                     f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
                     stacklevel=4,
                 )
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
-        self.last = PenaltyRecord(loss, strength, self.method, norm, self._error)
+        instead = next((outcome.method for outcome in outcomes if outcome.method is not None), None)
+        error = self._error if instead is None else None
+        self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error)
         return loss
 
 
@@ -324,6 +392,11 @@ def _plain(task: Task) -> Outcome:
     factor = task.weight * task.scale
     task.finish(loss if factor == 1.0 else factor * loss)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
+
+
+def _cause(error: InputError) -> str:
+    """Why a method refused, without its remedy, where the two are known apart."""
+    return error.cause if isinstance(error, UnsupportedModelError) else str(error)
 
 
 def _check_closure(closure: Any, caller: str) -> None:

@@ -1,0 +1,55 @@
+"""Autocast that the caller is in, kept to the closure: the penalty's own passes run without it.
+
+A trainer may call the whole training step under `torch.autocast`. The closure's forward pass belongs inside, but
+products of gradients in a second backward pass do not: they would be rounded to half precision once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class AmbientAutocast:
+    """The autocast state at the time of the call, for each device that has one: (device type, dtype, cache)."""
+
+    states: tuple[tuple[str, torch.dtype, bool], ...]
+
+    @staticmethod
+    def now(model: nn.Module) -> AmbientAutocast:
+        devices = dict.fromkeys(["cpu", *(parameter.device.type for parameter in model.parameters())])
+        return AmbientAutocast(
+            tuple(
+                (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+                for device in devices
+                if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+            )
+        )
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        with self._switched(False):
+            yield
+
+    def around(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The closure, with the remembered state."""
+        if not self.states:
+            return closure
+
+        def inside() -> Tensor:
+            with self._switched(True):
+                return closure()
+
+        return inside
+
+    @contextmanager
+    def _switched(self, on: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            for device, dtype, cache in self.states:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=on, cache_enabled=cache))
+            yield
