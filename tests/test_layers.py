@@ -26,7 +26,7 @@ ROOMS = ["data", "describe", "train", "execute", "store"]  # of studies/, then i
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHOUT_TORCH = [
     *["tacit", "tacit.cli", "tacit.report"],
-    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.ensemble"],
+    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.build"],
 ]
 
 
