@@ -13,7 +13,18 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "tacit"
 LAYERS = [
     {
-        *["_arguments", "_calls", "_counted", "_errors", "_files", "_graph", "_parsing", "_provenance", "_random"],
+        *[
+            "_arguments",
+            "_calls",
+            "_counted",
+            "_errors",
+            "_files",
+            "_graph",
+            "_own_code",
+            "_parsing",
+            "_provenance",
+            "_random",
+        ],
         *["_terminal_bar", "_tree"],
     },
     {"batching", "edges", "problem", "schedules", "sinks"},
