@@ -179,7 +179,7 @@ def test_the_transformer_has_a_second_derivative() -> None:
     "arguments,said",
     [
         (["--model", "resnet"], "'resnet' is unknown; use one of mlp-4096-b16"),
-        (["--json", "nowhere/at/all.json"], "its folder does not exist"),
+        (["--json", "nowhere/at/all.json"], "does not exist"),
         (["--threads", "0"], "expected at least 1"),
     ],
 )

@@ -17,6 +17,7 @@ import torch
 
 from tacit import __version__
 from tacit._errors import InputError
+from tacit._files import write_atomically
 from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
@@ -148,6 +149,4 @@ def _processor() -> str:
 
 def write(result: dict[str, Any], path: Path) -> None:
     """The result as JSON, under its name only once it is complete."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    unfinished.replace(path)
+    write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")

@@ -14,7 +14,6 @@ app = typer.Typer(
     name="tacit",
     help="SGD's tacit regularizer, made explicit (Smith, Dherin, Barrett, De, ICLR 2021).",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
@@ -23,12 +22,12 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    version: bool = typer.Option(False, "--version", help="Print the versions that matter and stop."),
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
+        from tacit.cli._versions import versions_text
 
-        print(f"tacit {installed('tacit')}")
+        print(versions_text())
         raise typer.Exit
 
 

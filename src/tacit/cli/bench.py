@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli._output_file import check_output_file
+
 
 def register(app: typer.Typer) -> None:
     app.command("bench")(bench)
@@ -32,8 +34,7 @@ def bench(
 
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads}; expected at least 1.")
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise InputError(f"--json {json_file}: its folder does not exist; make it first, or name another file.")
+    check_output_file("--json", json_file)
 
     import torch
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit._errors import InputError
+from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
     from tacit.diagnostics import Measurement
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 REGIME_ROWS = 8  # gradients in float64 that the regime report holds for each minibatch at its peak
 REGIME_BYTES = 4 * 2**30
+MODEL_COPIES = 3  # parameters, their gradient, and the copy that a Problem works on
+MOST_LAYERS = 1000  # beyond, the autograd graph alone takes longer than anybody waits
 Dataset = Annotated[str, typer.Option(help="mnist1d or fashion-mnist.")]
 Model = Annotated[str, typer.Option(help="mlp, the ReLU network of the paper.")]
 Width = Annotated[int, typer.Option(help="Width of its hidden layers.")]
@@ -58,7 +61,7 @@ def measure(
 
         tacit measure --problem mypackage.mymodule:make_problem --json seen.json
     """
-    _check_folder(json)
+    check_output_file("--json", json)
     posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
     seen = _measure(posed, batch_size, learning_rate, sample, confidence, seed)
     print(seen)
@@ -95,7 +98,7 @@ def advise(
 
         tacit advise --problem mymodule:make_problem --learning-rate 0.1 --batch-size 32 --new-batch-size 1024
     """
-    _check_folder(json)
+    check_output_file("--json", json)
     from tacit.diagnostics import match
 
     posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
@@ -172,6 +175,7 @@ def _problem(
         data = load(dataset)
     else:
         raise InputError(f"--dataset {dataset!r} is unknown; use mnist1d or fashion-mnist.")
+    _check_model_fits(data.train_inputs.shape[1], width, depth)
     size = len(data.train_inputs) if train_size is None else train_size
     if not 2 <= size <= len(data.train_inputs):
         raise InputError(f"--train-size {size}; expected 2 to {len(data.train_inputs)} for {dataset}.")
@@ -180,6 +184,23 @@ def _problem(
     if weights is not None:
         _load(network, weights)
     return Problem(network, F.cross_entropy, (inputs, targets), batch_size=min(32, size), remainder="drop")
+
+
+def _check_model_fits(inputs: int, width: int, depth: int) -> None:
+    """Refuse a model that the machine cannot hold, before torch runs out of memory."""
+    import os
+
+    hidden = (inputs + 1) * width + (depth - 1) * (width + 1) * width if depth else 0
+    numbers = hidden + ((width if depth else inputs) + 1) * 10
+    needed = MODEL_COPIES * 4 * numbers
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    if available is not None and needed > available:
+        raise InputError(
+            f"--width {width} --depth {depth} make a model of {numbers:.2g} parameters, which needs "
+            f"{needed / 2**30:,.0f} GiB to measure; this machine has {available / 2**30:.0f}. Use a smaller one."
+        )
+    if depth > MOST_LAYERS:
+        raise InputError(f"--depth {depth}; expected at most {MOST_LAYERS} hidden layers.")
 
 
 def _load(network: object, weights: Path) -> None:
@@ -231,15 +252,9 @@ def _regime(posed: Problem, learning_rate: float, batch_size: int) -> str:
     return f"regime at ε = {learning_rate:g}, B = {batch_size}: {found}"
 
 
-def _check_folder(json: Path | None) -> None:
-    if json is not None and not json.resolve().parent.is_dir():
-        raise InputError(f"--json {json}: its folder does not exist; make it first, or name another file.")
-
-
 def _write(json: Path | None, text: str) -> None:
-    if json is None:
-        return
-    temporary = json.with_name(f".{json.name}.writing")
-    temporary.write_text(text + "\n")
-    temporary.replace(json)
-    print(f"wrote {json}")
+    from tacit._files import write_atomically
+
+    if json is not None:
+        write_atomically(json, text + "\n")
+        print(f"wrote {json}")

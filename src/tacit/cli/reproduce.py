@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli._output_file import check_output_folder
+
 
 def register(app: typer.Typer) -> None:
     app.command(name="reproduce")(reproduce)
@@ -64,6 +66,7 @@ def reproduce(
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
+    check_output_folder("--into", into)
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
     folder = into or Path("runs") / results_name(dataset, scale)

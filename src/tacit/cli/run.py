@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.cli._output_file import check_output_folder
 from tacit.cli._study_options import Into, Overrides, StudyFile
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run(
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
+    check_output_folder("--into", into)
     study = runner.load_study(file, overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
@@ -86,16 +88,10 @@ def run(
 
 def _models(plan: Plan) -> list[str]:
     """Every model of a study with its size, counted from its shape."""
-    from tacit._own_code import is_own, source_file
     from tacit.studies.train.operations import count
 
     found = {}
-    own: dict[str, str] = {}
     for run in plan.study.runs:
-        own |= run.own_code or {}
-        if is_own(run.model) or is_own(run.dataset):  # its size is not known before its code has run
-            continue
         name = f"WRN-{run.depth}-{run.width}" if run.model == "wide_resnet" else f"MLP {run.depth}x{run.width}"
         found[f"{name} on {run.dataset}"] = count(run)
-    sizes = [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]
-    return [*sizes, *[f"imports {name} from {source_file(name)} (sha256 {code})" for name, code in own.items()]]
+    return [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]

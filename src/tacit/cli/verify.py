@@ -60,6 +60,7 @@ def verify(
 
         tacit verify --picture docs/modified-flow.png
     """
+    from tacit._files import write_atomically
     from tacit.theory import figures
     from tacit.theory.own_updates import UpdateStudy
     from tacit.theory.problems import PROBLEMS
@@ -85,7 +86,7 @@ def verify(
         for loss in study.losses:
             print(f"{loss.problem}: follows {loss}")
     if json is not None:
-        json.write_text(study.to_json() + "\n")
+        write_atomically(json, study.to_json() + "\n")
         print(f"wrote {json}")
     if figure is not None:
         print(f"wrote {figures.draw_study(orders, figure)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
+from tacit._files import write_atomically
 from tacit.theory import problems
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.iterates import sgd_rule, walk
@@ -142,8 +144,7 @@ def _checked(path: str | Path) -> Path:
 def _saved(figure: Any, target: Path) -> Path:
     import matplotlib.pyplot as plt
 
-    temporary = target.with_name(f".{target.stem}.partial{target.suffix}")  # a reader never sees half a file
-    figure.savefig(temporary, dpi=140)
-    temporary.replace(target)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=140, format=target.suffix.removeprefix("."))
     plt.close(figure)
-    return target
+    return write_atomically(target, drawn.getvalue())
