@@ -1,7 +1,8 @@
 """The explicit regularizer for any PyTorch training loop."""
 
 from tacit.penalty.factored_sgd import FactoredSGD
-from tacit.penalty.gradient_penalty import GradientPenalty, PenaltyRecord
+from tacit.penalty.gradient_penalty import GradientPenalty
+from tacit.penalty.record import PenaltyRecord
 from tacit.penalty.registry import METHODS, Method
 
 __all__ = ["METHODS", "FactoredSGD", "GradientPenalty", "Method", "PenaltyRecord"]

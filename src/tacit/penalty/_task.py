@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit.penalty._compiled import uncompiled
+from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._state import without_hooks
 
@@ -65,14 +66,19 @@ class Task:
         refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
 
-    def finish(self, objective: Tensor) -> None:
+    def finish(self, objective: Tensor, watch: GradientWatch | None = None) -> None:
         """Add the objective's gradient to `.grad` of every leaf; or hand it to `deliver`, with all hooks silent."""
         if self.deliver is None:
-            objective.backward()
+            with nullcontext() if watch is None else watch.watching():
+                objective.backward()
             return
         leaves = list(leaf_uses(objective))
         with without_hooks(leaves):
             found = torch.autograd.grad(objective, leaves, allow_unused=True)
+        if watch is not None:
+            for leaf, gradient in zip(leaves, found, strict=True):
+                if gradient is not None:
+                    watch.see(leaf, gradient)
         pairs = [(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
         self.deliver([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
 
@@ -89,5 +95,6 @@ class Outcome:
     gradient_squared_norm: Tensor
     error: float | None = None
     delivered: bool = True
+    part: PenaltyPart | None = None  # ⟨g, H g⟩ and ‖(λ/2) H g‖², where the method has them
     method: str | None = None  # where it is not the one that was chosen
     checked: bool = False  # whether `gram` compared its norm with a plain one, where it was asked to

@@ -18,6 +18,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
 from tacit.penalty._kinks import Kinks
+from tacit.penalty._penalty_part import PenaltyPart, penalty_part
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task
@@ -153,6 +154,14 @@ class Views:
                 loss = task.loss(closure)
             return self._gradient(loss, first=self.gradients[number])
 
+    def part(self, products: Sequence[Tensor]) -> PenaltyPart | None:
+        """The penalty's part of the gradient, over the parameters in the norm; before `finish` uses up `products`."""
+        if len(self.losses) > 1 or self.task.mean is not None:
+            return None
+        positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        chosen = [products[positions[id(parameter)]] for parameter in self.reached]
+        return penalty_part(self.task.strength, self.directions[0], chosen)
+
     def finish(self, products: Sequence[Tensor]) -> None:
         """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks fire; uses up `products`."""
         results = list(products)
@@ -182,9 +191,11 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
     if error is not None and task.largest is not None:
         error = task.largest(error)
     delivered = error is None or task.tolerance is None or error <= task.tolerance
+    part = None
     if delivered:
+        part = views.part(products)
         views.finish(products)
-    return Outcome(views.loss(), norm, error, delivered=delivered)
+    return Outcome(views.loss(), norm, error, delivered=delivered, part=part)
 
 
 def parameter_norm(parameters: Sequence[nn.Parameter]) -> float:

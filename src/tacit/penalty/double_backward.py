@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit._tree import total
 from tacit.penalty._buffers import BufferVersions
+from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import without_hooks
 from tacit.penalty._task import Outcome, Task
@@ -34,9 +35,13 @@ def backward(task: Task) -> Outcome:
         along = [inner_product(parts, other) for parts, other in zip(gradients, reversed(means), strict=True)]
         share = 2 * torch.stack(along).mean() - norm
     loss = torch.stack(losses).mean()
+    part = watch = None
+    if len(losses) == 1 and task.mean is None:
+        part, plain = PenaltyPart(task.strength), [gradient.detach() for gradient in gradients[0]]
+        watch = GradientWatch(part, dict(zip(parameters, plain, strict=True)), task.weight * task.scale)
     with before.keep_from_here():
-        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share))
-    return Outcome(loss.detach(), norm.detach())
+        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share), watch)
+    return Outcome(loss.detach(), norm.detach(), part=part)
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -24,7 +24,8 @@ from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._task import Task
 from tacit.penalty._wrappers import refuse_ddp, without_ddp
-from tacit.penalty.gradient_penalty import PenaltyRecord, _penalised_parameters
+from tacit.penalty.gradient_penalty import _penalised_parameters
+from tacit.penalty.record import PenaltyRecord
 
 
 class FactoredSGD(torch.optim.Optimizer):

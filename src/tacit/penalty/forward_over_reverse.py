@@ -50,8 +50,10 @@ def backward(task: Task) -> Outcome:
         }
         products.append(_directional_derivative(task, views, number, closure, point, tangent))
     norm = views.inner_product()
-    views.finish([sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)])
-    return Outcome(views.loss(), norm)
+    mean = [sum(parts[1:], parts[0]) / len(products) for parts in zip(*products, strict=True)]
+    part = views.part(mean)
+    views.finish(mean)
+    return Outcome(views.loss(), norm, part=part)
 
 
 def _directional_derivative(

@@ -7,8 +7,8 @@ import logging
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,33 +26,12 @@ from tacit.penalty._second_derivatives import AttentionNotice, check_attention, 
 from tacit.penalty._state import RandomState, second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
+from tacit.penalty.record import PenaltyRecord
 from tacit.penalty.registry import Method, choose, fastest_exact
 
 Strength = float | Callable[[int], float]
 LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
 _log = logging.getLogger("tacit")
-
-
-@dataclass(frozen=True)
-class PenaltyRecord:
-    """What one call of `GradientPenalty.backward` saw; the penalty is (λ/4)‖∇Ĉ‖² with λ the strength applied.
-
-    `method` is the one that computed it: an exact one where an approximate method did not trust itself.
-    `gradient_squared_norm` is None on steps without a penalty. `error` is the estimated relative error of the
-    penalty's part of the gradient, for approximate methods, from the last step that checked it.
-    """
-
-    loss: Tensor
-    strength: float
-    method: str
-    gradient_squared_norm: Tensor | None = None
-    error: float | None = None
-
-    @property
-    def penalty(self) -> Tensor:
-        if self.gradient_squared_norm is None:
-            return torch.zeros_like(self.loss)
-        return self.strength / 4 * self.gradient_squared_norm
 
 
 class GradientPenalty:
@@ -324,6 +303,22 @@ class GradientPenalty:
         with translated_errors(), self._workers.alone(self.model), torch.enable_grad(), exact:
             return gram.plan(task)
 
+    def __repr__(self) -> str:
+        strength = "a schedule" if callable(self.strength) else f"{self.strength:g}"
+        options = {
+            "micro_batch_size": self.micro_batch_size,
+            "every": None if self.every == 1 else self.every,
+            "probability": self.probability,
+            "exclude": list(self.exclude) or None,
+            "of": None if self.of == "micro_batch" else self.of,
+        }
+        said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        count = sum(parameter.numel() for parameter in self.parameters.values())
+        return (
+            f"GradientPenalty({type(self.model).__name__} with {count:,} penalised parameters, strength={strength}, "
+            f"method={self.method!r}{said}, steps={self.steps})"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The step count and the state of the coin for `probability`: what a resumed run needs."""
         return {"steps": self.steps, "coin": self._coin.get_state()}
@@ -379,10 +374,20 @@ class GradientPenalty:
                     stacklevel=4,
                 )
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
+        parts = [outcome.part for outcome in outcomes]
+        curvature = _mean([None if part is None else part.curvature for part in parts])
+        squares = _mean([None if part is None else part.squared_norm for part in parts])
         instead = next((outcome.method for outcome in outcomes if outcome.method is not None), None)
         error = self._error if instead is None else None
-        self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error)
+        length = None if squares is None else squares.sqrt()
+        self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
         return loss
+
+
+def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
+    """The mean, where all values are known."""
+    known = [value for value in values if value is not None]
+    return torch.stack(known).mean() if len(known) == len(values) else None
 
 
 def _plain(task: Task) -> Outcome:

@@ -1,0 +1,66 @@
+"""`PenaltyRecord`: what one penalised step saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PenaltyRecord:
+    """What one step saw; the penalty is (λ/4)‖∇Ĉ‖² with λ the strength applied.
+
+    - `method` is the one that computed it: an exact one where an approximate method did not trust itself.
+    - `gradient_squared_norm`, ‖∇Ĉ‖², is None on steps without a penalty.
+    - `error` is the estimated relative error of the penalty's part of the gradient, for approximate methods, from the
+      last step that checked it.
+    - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩ and `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, both over the penalised parameters;
+      None where the method does not have them: two views, the global batch of several workers.
+
+    With micro-batches all numbers but the last are means over them; that one is the root of the mean square.
+    """
+
+    loss: Tensor
+    strength: float
+    method: str
+    gradient_squared_norm: Tensor | None = None
+    error: float | None = None
+    curvature: Tensor | None = None
+    penalty_gradient_norm: Tensor | None = None
+
+    @property
+    def penalty(self) -> Tensor:
+        if self.gradient_squared_norm is None:
+            return torch.zeros_like(self.loss)
+        return self.strength / 4 * self.gradient_squared_norm
+
+    @property
+    def batch_sharpness(self) -> Tensor | None:
+        """⟨g, H g⟩ / ‖g‖² with the minibatch's own g = ∇Ĉ and H = ∇²Ĉ: the curvature that the step itself meets.
+
+        Plain SGD with learning rate ε is reported to settle where its mean is 2/ε (Andreyev and Beneventano,
+        arXiv 2412.20553).
+        """
+        if self.curvature is None or self.gradient_squared_norm is None:
+            return None
+        return self.curvature / self.gradient_squared_norm
+
+    def to_row(self) -> dict[str, float | str]:
+        """The numbers that this step has, for a logger: no entry is None."""
+        row: dict[str, float | str | None] = {
+            "loss": float(self.loss),
+            "strength": self.strength,
+            "penalty": float(self.penalty),
+            "method": self.method,
+            "gradient_squared_norm": _number(self.gradient_squared_norm),
+            "batch_sharpness": _number(self.batch_sharpness),
+            "penalty_gradient_norm": _number(self.penalty_gradient_norm),
+            "error": self.error,
+        }
+        return {name: value for name, value in row.items() if value is not None}
+
+
+def _number(value: Tensor | None) -> float | None:
+    return None if value is None else float(value)
