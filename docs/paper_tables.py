@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tacit.report import catalogue
 from tacit.report.settings import compared, planned
 from tacit.studies.cost import cost, in_digits, operations
 from tacit.studies.describe.library import library
@@ -44,7 +45,7 @@ def cuts() -> str:
     found: dict[str, list[str]] = {}
     for id in sorted({id for study in studies for id in study.figures}):
         rows, options = planned(id, studies)
-        cut = [each for each in compared(id, rows, options=options) if each.differs]
+        cut = [each for each in compared(catalogue()[id], rows, options=options) if each.differs]
         found.setdefault("; ".join(f"{each.name}: {each.paper} → {each.here}" for each in cut), []).append(id)
     lines = ["| figures | the paper → small |", "| --- | --- |"]
     lines += [f"| {', '.join(ids)} | {cut} |" for cut, ids in found.items()]

@@ -412,10 +412,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "the worst 5 of 7 instead of the best",
-        "report/ensemble.py",
-        "np.sort(values, axis=-1)[..., count - kept :]",
-        "np.sort(values, axis=-1)[..., :kept]",
-        "report/test_ensemble.py",
+        "report/points.py",
+        "np.sort(values)[len(values) - kept :]",
+        "np.sort(values)[:kept]",
+        "report/test_layout.py",
     ),
     # -- the folder of a study ----------------------------------------------------------------------------------------
     mutant(
@@ -586,7 +586,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- figures of the paper's scale ---------------------------------------------------------------------------------
     mutant(
         "whole batches make 6400 epochs another length than 10 million steps",
-        "report/selection.py",
+        "report/rows.py",
         "SAME_LENGTH = 0.005",
         "SAME_LENGTH = 0.001",
         "studies/describe/test_paper_studies.py",
@@ -594,10 +594,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "figure 3b takes runs without a penalty",
-        "report/settings.py",
-        'PENALIZED = ("3b", "6c")',
-        "PENALIZED = ()",
-        "report/test_settings.py",
+        "report/figures/fig3_batch_sizes.py",
+        '"reads": penalized,',
+        '"reads": plain,',
+        "report/test_verdicts.py",
     ),
 )
 

@@ -13,7 +13,18 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "tacit"
 LAYERS = [
     {
-        *["_arguments", "_calls", "_counted", "_errors", "_files", "_graph", "_parsing", "_provenance", "_random"],
+        *[
+            "_arguments",
+            "_calls",
+            "_counted",
+            "_errors",
+            "_files",
+            "_graph",
+            "_own_code",
+            "_parsing",
+            "_provenance",
+            "_random",
+        ],
         *["_terminal_bar", "_tree"],
     },
     {"batching", "edges", "problem", "schedules", "sinks"},
@@ -26,7 +37,7 @@ ROOMS = ["data", "describe", "train", "execute", "store"]  # of studies/, then i
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHOUT_TORCH = [
     *["tacit", "tacit.cli", "tacit.report"],
-    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.ensemble"],
+    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.build"],
 ]
 
 

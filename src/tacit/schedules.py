@@ -1,12 +1,13 @@
-"""The learning-rate schedules of the paper, as pure functions of the training progress."""
+"""Learning-rate schedules, the paper's and a cosine, as pure functions of the training progress."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tacit._errors import InputError
 
-SCHEDULES = ("constant", "paper_decay")
+SCHEDULES = ("constant", "paper_decay", "cosine")
 
 
 def paper_decay(step: int, total_steps: int) -> float:
@@ -23,6 +24,17 @@ def paper_decay(step: int, total_steps: int) -> float:
     return 0.5 ** max(0, tenths_done - 4)
 
 
+def cosine(step: int, total_steps: int) -> float:
+    """The factor (1 + cos(π · step / total_steps)) / 2: 1 at the first step, near 0 at the last.
+
+    >>> [round(cosine(step, 4), 3) for step in range(4)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+    if not 0 <= step < total_steps:
+        raise InputError(f"step={step} with total_steps={total_steps}; expected 0 <= step < total_steps.")
+    return (1 + math.cos(math.pi * step / total_steps)) / 2
+
+
 def schedule(name: str, total_steps: int) -> Callable[[int], float]:
     """The factor as a function of the step alone: what `torch.optim.lr_scheduler.LambdaLR` takes.
 
@@ -35,6 +47,7 @@ def schedule(name: str, total_steps: int) -> Callable[[int], float]:
         raise InputError(f"total_steps={total_steps}; expected at least one step.")
     if name == "constant":
         return lambda step: 1.0
-    if name == "paper_decay":
-        return lambda step: paper_decay(min(step, total_steps - 1), total_steps)
+    if name in ("paper_decay", "cosine"):
+        factor = paper_decay if name == "paper_decay" else cosine
+        return lambda step: factor(min(step, total_steps - 1), total_steps)
     raise InputError(f"schedule={name!r} is unknown; use one of {', '.join(SCHEDULES)}.")

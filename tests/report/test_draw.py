@@ -5,8 +5,8 @@ from __future__ import annotations
 from matplotlib.figure import Figure as Canvas
 
 from tacit.report.draw import draw_panel
-from tacit.report.ensemble import Interval
-from tacit.report.figure import Curve, Panel, Point
+from tacit.report.numbers import Interval
+from tacit.report.points import Curve, Panel, Point
 
 
 def drawn(*accuracies: list[float]) -> tuple[tuple[float, float], str]:

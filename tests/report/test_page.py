@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 from worlds import paper_world
 
-from tacit import InputError
+from tacit._errors import InputError, TacitError
 from tacit.cli import app
 from tacit.report import Report, build_report, read_parts, render, write_page
 from tacit.report.export import export
@@ -212,9 +212,9 @@ def test_a_title_cannot_break_out_of_an_attribute(report: Report) -> None:
 
 def test_a_page_that_cannot_be_written_is_one_sentence(report: Report, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(TacitError, match="cannot be written"):
         write_page(report, tmp_path / "file" / "report.html", command="")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(TacitError, match="cannot be written"):
         export(build_report(report.parts, only=["2a"]), tmp_path / "file" / "out", command="")
 
 

@@ -41,7 +41,7 @@ def figures(
     from rich.table import Table
 
     from tacit._errors import InputError
-    from tacit.report import CATALOGUE
+    from tacit.report import catalogue
     from tacit.studies.cost import cost, in_digits
     from tacit.studies.describe.library import library, results_name, studies_for
     from tacit.studies.estimate import in_words
@@ -69,7 +69,7 @@ def figures(
         numbers = (str(total.runs), in_digits(total.updates), in_digits(total.operations), here, there)
         table.add_row(id, shows, reads, *numbers)
 
-    for id, entry in CATALOGUE.items():
+    for id, entry in catalogue().items():
         if any(id in study.figures for study in studies.values()):
             needed = list(studies_for([id], studies))
             add(id, entry.shows, ", ".join(needed), needed)

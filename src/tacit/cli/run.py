@@ -88,10 +88,16 @@ def run(
 
 def _models(plan: Plan) -> list[str]:
     """Every model of a study with its size, counted from its shape."""
+    from tacit._own_code import is_own, source_file
     from tacit.studies.train.operations import count
 
     found = {}
+    own: dict[str, str] = {}
     for run in plan.study.runs:
+        own |= run.own_code or {}
+        if is_own(run.model) or is_own(run.dataset):  # its size is not known before its code has run
+            continue
         name = f"WRN-{run.depth}-{run.width}" if run.model == "wide_resnet" else f"MLP {run.depth}x{run.width}"
         found[f"{name} on {run.dataset}"] = count(run)
-    return [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]
+    sizes = [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]
+    return [*sizes, *[f"imports {name} from {source_file(name)} (sha256 {code})" for name, code in own.items()]]

@@ -6,19 +6,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "CATALOGUE": "tacit.report.catalogue",
-    "Report": "tacit.report.catalogue",
-    "build_report": "tacit.report.catalogue",
-    "read_parts": "tacit.report.catalogue",
+    "Criterion": "tacit.report.verdict",
+    "Drawing": "tacit.report.figure",
+    "Figure": "tacit.report.figure",
+    "Quote": "tacit.report.figure",
+    "Report": "tacit.report.build",
+    "Source": "tacit.report.figure",
+    "build_report": "tacit.report.build",
+    "catalogue": "tacit.report.registry",
+    "read_parts": "tacit.report.build",
     "render": "tacit.report.page",
     "write_page": "tacit.report.page",
 }
 
-__all__ = ["CATALOGUE", "Report", "build_report", "read_parts", "render", "write_page"]
+__all__ = [
+    "Criterion",
+    "Drawing",
+    "Figure",
+    "Quote",
+    "Report",
+    "Source",
+    "build_report",
+    "catalogue",
+    "read_parts",
+    "render",
+    "write_page",
+]
 
 if TYPE_CHECKING:
-    from tacit.report.catalogue import CATALOGUE, Report, build_report, read_parts
+    from tacit.report.build import Report, build_report, read_parts
+    from tacit.report.figure import Drawing, Figure, Quote, Source
     from tacit.report.page import render, write_page
+    from tacit.report.registry import catalogue
+    from tacit.report.verdict import Criterion
 
 
 def __getattr__(name: str) -> Any:

@@ -1,93 +1,89 @@
-"""Collapse score: how well one variable makes several curves fall onto each other, with an interval."""
+"""How far several curves lie apart at equal values of a variable, beside how far at equal values of a rival."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.report.ensemble import Array, Ensemble, Interval
+from tacit.report.layout import Layout
+from tacit.report.numbers import Array, Number, ratio, student, unknown
 
 FEWEST_SCORED = 4  # fewer points than this say nothing about a collapse
+RATIOS = np.linspace(0.0, 3.0, 301)  # a variable that leaves three times the rival's distance is decided enough
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """How well one variable, and a rival one, make several curves fall onto each other, on the same points.
-
-    `score` is the share of the total variation of the scored points, within and between curves, that the *other* curves
-    predict at equal x: 1 is a perfect collapse, 0 is no better than a constant, below 0 is worse. `gap` is the typical
-    distance between a point and the other curves at equal x, in units of y.
+    """`gap` is the typical distance between a point and the other curves at equal x, in units of y, `rival_gap` that at
+    equal values of the rival, `ratio` the first over the second: 0 is a perfect collapse.
     """
 
-    score: Interval
-    rival_score: Interval
-    advantage: Interval
-    gap: Interval
-    rival_gap: Interval
-    gap_ratio: Interval
+    ratio: Number
+    gap: float
+    rival_gap: float
     points: int
 
 
-def collapse(points: Ensemble, curve: Sequence[Any], x: Sequence[float], rival: Sequence[float]) -> Collapse:
-    """Compare two variables by how well each predicts a curve from the others.
+def collapse(
+    layout: Layout, chosen: Sequence[int], *, curve: Sequence[Any], x: Sequence[float], rival: Sequence[float]
+) -> Collapse:
+    """Compare two variables by how far each leaves a curve from the others.
 
-    score = 1 − Σ(yᵢ − ŷᵢ)² / Σ(yᵢ − ȳ)²,  ŷᵢ = mean over the other curves, each read off at xᵢ (linear in log₂ x)
+    gap² = (1/P) Σ(μᵢ − μ̂ᵢ)²,  μ̂ᵢ = mean over the other curves, each read off at xᵢ (linear in log₂ x)
 
-    Only points that other curves reach under both variables count, so both are judged on the same data. No curve is
-    extrapolated.
+    μ are true heights: what the scatter of the runs adds to a sum of squares is taken away. Only points that other
+    curves reach under both variables count, so both are judged on the same points. No curve is extrapolated.
     """
     weights, reached = other_curves(curve, x)
     rival_weights, rival_reached = other_curves(curve, rival)
     scored = reached & rival_reached
-    if scored.sum() < FEWEST_SCORED:
-        nothing = Interval(math.nan, math.nan, math.nan)
-        return Collapse(nothing, nothing, nothing, nothing, nothing, nothing, points=int(scored.sum()))
-
-    # Points that are neither scored nor read off touch nothing: their runs must not widen the intervals.
-    touched = scored | (weights[scored] + rival_weights[scored] > 0).any(axis=0)
-    kept = np.flatnonzero(touched)
-    points, scored = points.only(*kept), scored[kept]
-    weights, rival_weights = weights[np.ix_(kept, kept)], rival_weights[np.ix_(kept, kept)]
-
-    def missed(y: Array, by: Array) -> Array:
-        return ((y - y @ by.T)[..., scored] ** 2).sum(axis=-1)
-
-    def variation(y: Array) -> Array:
-        seen = y[..., scored]
-        total = ((seen - seen.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1)
-        return np.where(total > 0, total, np.nan)
-
-    def at_most_one(statistic: Callable[[Array], Array]) -> Interval:
-        found = points.interval(statistic)
-        return Interval(found.value, found.low, min(found.high, 1.0))
-
-    def not_negative(statistic: Callable[[Array], Array]) -> Interval:
-        found = points.interval(statistic)
-        return Interval(found.value, max(found.low, 0.0), found.high)
-
     count = int(scored.sum())
-    return Collapse(
-        score=at_most_one(lambda y: 1 - missed(y, weights) / variation(y)),
-        rival_score=at_most_one(lambda y: 1 - missed(y, rival_weights) / variation(y)),
-        advantage=points.interval(lambda y: (missed(y, rival_weights) - missed(y, weights)) / variation(y)),
-        gap=not_negative(lambda y: np.sqrt(missed(y, weights) / count)),
-        rival_gap=not_negative(lambda y: np.sqrt(missed(y, rival_weights) / count)),
-        gap_ratio=not_negative(lambda y: np.sqrt(missed(y, weights) / np.maximum(missed(y, rival_weights), 1e-30))),
-        points=count,
-    )
+    if count < FEWEST_SCORED:
+        return Collapse(unknown(), math.nan, math.nan, 0)
+    means, variances = layout.means[list(chosen)], np.array([layout.error(index) ** 2 for index in chosen])
+    here, there = (((np.eye(len(means)) - by)[scored]) for by in (weights, rival_weights))
+    form, rival_form = here.T @ here, there.T @ there
+
+    def squares(matrix: Array) -> Number:
+        return quadratic_form(matrix, means, variances, freedom=layout.freedom, seeds=layout.seeds)
+
+    near, far = (max(squares(matrix).value, 0.0) for matrix in (form, rival_form))
+    most = float(RATIOS[-1])
+    value = min(math.sqrt(near / far), most) if far > 0 else most if near > 0 else math.nan
+    # All ratios r for which Σ(distance at equal x)² − r² Σ(distance at equal rival)² may be 0.
+    found = ratio(lambda r: squares(form - r * r * rival_form), value, among=RATIOS)
+    return Collapse(found, math.sqrt(near / count), math.sqrt(far / count), count)
+
+
+def quadratic_form(matrix: Array, means: Array, variances: Array, *, freedom: int, seeds: int) -> Number:
+    """μᵀMμ for heights known with independent errors: the unbiased value, and an interval from its variance.
+
+    E[yᵀMy] = μᵀMμ + tr(MΣ),   var[yᵀMy] = 4 μᵀMΣMμ + 2 tr(MΣMΣ)
+
+    `matrix` must give 0 for equal heights, so that the seeds' own effects cancel.
+    """
+    noise = matrix * variances  # MΣ
+    value = float(means @ matrix @ means - np.trace(noise))
+    both = float(np.trace(noise @ noise))
+    pushed = matrix @ means
+    signal = max(float(pushed @ (variances * pushed)) - both, 0.0)
+    error = math.sqrt(4 * signal + 2 * both)
+
+    def ends(level: float) -> tuple[float, float]:
+        width = error * student(level, freedom)
+        return value - width, value + width
+
+    return Number(value, ends, seeds)
 
 
 def other_curves(curve: Sequence[Any], x: Sequence[float]) -> tuple[Array, NDArray[np.bool_]]:
-    """The matrix W with ŷ = W y, ŷᵢ read off the curves that i does not belong to, and which i any of them reaches.
-
-    A matrix, because reading off is linear in y: the bootstrap is then one product.
-    """
+    """The matrix W with ŷ = W y, ŷᵢ read off the curves that i does not belong to, and which i any of them reaches."""
     exponents = np.log2(np.asarray(x, dtype=float))
     labels = list(curve)
     weights = np.zeros((len(labels), len(labels)))

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tacit.report.figure import Curve, Figure, Panel, exponent_text, power
-from tacit.report.files import write_file
+from tacit._files import write_atomically
+from tacit.report.figure import FigureResult
+from tacit.report.points import Curve, Panel
+from tacit.report.text import exponent_text, power
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +51,14 @@ def colour_of(curve: Curve) -> str:
     return COLOURS.get(curve.colour, curve.colour if curve.colour.startswith("#") else "#444444")
 
 
-def panel_svg(figure: Figure, index: int) -> str:
+def panel_svg(figure: FigureResult, index: int) -> str:
     """One panel as an SVG element for a page: no header, no metadata, no address, classes to switch curves by."""
     with _canvas(1) as (drawing, axes):
         draw_panel(axes[0], figure.panels[index], prefix=f"{figure.id}-p{index}")
         return _inline(_saved(drawing, "svg").decode(), label=f"Figure {figure.id}: {figure.title}")
 
 
-def write_figure(figure: Figure, path: Path) -> None:
+def write_figure(figure: FigureResult, path: Path) -> None:
     """The whole figure as one file with a legend; the suffix says the format (.svg or .png)."""
     with _canvas(len(figure.panels)) as (drawing, axes):
         for axis, panel in zip(axes, figure.panels, strict=True):
@@ -66,7 +68,7 @@ def write_figure(figure: Figure, path: Path) -> None:
         columns = min(3 if len(figure.panels) > 1 else 2, len(handles))  # more would be cut off at a panel's edges
         drawing.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         drawing.suptitle(f"{figure.name} · {figure.title}", fontsize=11)
-        write_file(path, _saved(drawing, path.suffix.removeprefix(".")))
+        write_atomically(path, _saved(drawing, path.suffix.removeprefix(".")))
 
 
 # -- one panel --------------------------------------------------------------------------------------------------------

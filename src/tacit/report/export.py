@@ -7,19 +7,23 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tacit.report.catalogue import Report
+from tacit._files import write_atomically
+from tacit.report.build import Report
 from tacit.report.draw import write_figure
-from tacit.report.ensemble import Interval
-from tacit.report.figure import Curve, Figure
-from tacit.report.files import write_file
+from tacit.report.figure import FigureResult
+from tacit.report.numbers import Interval
 from tacit.report.page import environment_facts, outcome_counts
+from tacit.report.points import Curve
+from tacit.report.verdict import Criterion
+
+Y_IS = {"log2": "log2 of the quantity", "percent": "a share"}
 
 
 def export(report: Report, folder: Path, *, command: str, kinds: tuple[str, ...] = ("svg",)) -> list[Path]:
     """Write results.json and one picture per figure and kind; returns what was written."""
     written = [folder / "results.json"]
     text = json.dumps(report_json(report, command=command), indent=1, ensure_ascii=False) + "\n"
-    write_file(written[0], text.encode())
+    write_atomically(written[0], text.encode())
     for figure in report.figures:
         for kind in kinds:
             path = folder / f"figure-{figure.id}.{kind}"
@@ -62,7 +66,14 @@ def _triple(number: Interval) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in (number.value, number.low, number.high)]
 
 
-def figure_json(figure: Figure) -> dict[str, Any]:
+def criterion_json(criterion: Criterion) -> dict[str, Any]:
+    return {
+        "name": criterion.name, "number": _triple(criterion.number.interval()), "unit": criterion.unit,
+        "rule": criterion.rule, "paper": criterion.paper,
+    }  # fmt: skip
+
+
+def figure_json(figure: FigureResult) -> dict[str, Any]:
     verdict = figure.verdict
     return {
         "figure": figure.id,
@@ -72,14 +83,14 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "diverged": figure.diverged,
         "not_as_in_the_paper": {each.name: [each.here, each.paper] for each in figure.settings if each.differs},
         "verdict": None if verdict is None else {
-            "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number), "unit": verdict.unit,
-            "rule": verdict.rule, "outcome": verdict.outcome,
+            "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number),
+            "unit": verdict.deciding.unit, "rule": verdict.rule, "outcome": verdict.outcome, "advice": verdict.advice,
+            "criteria": [criterion_json(criterion) for criterion in verdict.criteria],
             "quote": verdict.quote, "where": verdict.where,
         },
         "panels": [
             {
-                "x": panel.x_label, "y": panel.y_label, "y_is": {"log2": "log2 of the quantity", "percent": "a share",
-                                                                 "linear": "the quantity"}[panel.y_scale],
+                "x": panel.x_label, "y": panel.y_label, "y_is": Y_IS.get(panel.y_scale, "the quantity"),
                 "curves": [curve_json(curve) for curve in panel.curves],
             }
             for panel in figure.panels

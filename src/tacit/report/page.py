@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.report.catalogue import Report
+from tacit._files import write_atomically
+from tacit.report.build import Report
 from tacit.report.draw import colour_of, panel_svg
-from tacit.report.ensemble import Interval
-from tacit.report.figure import Figure, Panel, power
-from tacit.report.files import write_file
+from tacit.report.figure import FigureResult
+from tacit.report.numbers import Interval
+from tacit.report.points import Panel
 from tacit.report.settings import DATASET_NAMES
-from tacit.report.verdict import Outcome
-
-OUTCOMES: tuple[Outcome, ...] = ("agrees", "disagrees", "undecided")
+from tacit.report.text import power
+from tacit.report.verdict import OUTCOMES
 
 
 def render(report: Report, *, command: str, title: str | None = None) -> str:
@@ -43,7 +43,7 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
 
 def write_page(report: Report, path: Path, *, command: str, title: str | None = None) -> Path:
     """The page as a file; a reader sees the old page or the new one."""
-    return write_file(path, render(report, command=command, title=title).encode())
+    return write_atomically(path, render(report, command=command, title=title).encode())
 
 
 def outcome_counts(report: Report) -> dict[str, int]:
@@ -85,7 +85,7 @@ def _notes(report: Report) -> list[str]:
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
-def _shown(figure: Figure) -> dict[str, Any]:
+def _shown(figure: FigureResult) -> dict[str, Any]:
     return {
         "id": figure.id,
         "name": figure.name,
@@ -100,7 +100,7 @@ def _shown(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _legend(figure: Figure) -> list[dict[str, Any]]:
+def _legend(figure: FigureResult) -> list[dict[str, Any]]:
     """One entry per curve; switching it switches the curve of that label in every panel."""
     entries: dict[str, dict[str, Any]] = {}
     for index, panel in enumerate(figure.panels):

@@ -8,19 +8,13 @@ from functools import cache
 from typing import Any
 
 from tacit._errors import InputError
-from tacit.report.ensemble import Row
-from tacit.report.figure import power, seeds_text
-from tacit.report.selection import (
-    epochs_of,
-    planned_updates,
-    shared_budgets,
-    shared_strength,
-    small_rate,
-    unshared_seeds,
-)
+from tacit.report.caption import seeds_text
+from tacit.report.figure import Figure
+from tacit.report.rows import MissingRowsError, Row, epochs_of, planned_updates, small_rate, unshared_seeds
+from tacit.report.text import power
 from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.library import library
-from tacit.studies.describe.spec import LATER, number
+from tacit.studies.describe.spec import LATER
 from tacit.studies.describe.study import Study
 
 DATASET_NAMES = {
@@ -31,12 +25,6 @@ DATASET_NAMES = {
 }
 SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of the run, then halved every tenth"}
 AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts", "noise": "noise"}
-# Studies are shared: which of their runs a figure reads, where it is not all of them.
-PLAIN = ("2a", "3a", "4a", "4b", "4c", "6b", "7a", "7b", "7c", "orders")
-PENALIZED = ("3b", "6c")
-AT_A_SMALL_RATE = ("1a", "1b", "1c", "3b", "5a", "5b", "6a", "6c")
-FIXED_UPDATES = ("3b", "4b", "6c", "7b")
-OVER_BUDGETS = ("4c", "7c")
 
 
 @dataclass(frozen=True)
@@ -52,13 +40,13 @@ class Setting:
         return self.here != self.paper
 
 
-def compared(id: str, rows: Sequence[Row], *, options: Mapping[str, Any]) -> tuple[Setting, ...]:
+def compared(figure: Figure, rows: Sequence[Row], *, options: Mapping[str, Any]) -> tuple[Setting, ...]:
     """Every setting of a figure's runs beside the paper's; nothing for a figure that the paper does not have."""
-    wanted, wanted_options = paper_rows(id)
-    ours, theirs = used(id, rows, options), used(id, wanted, wanted_options)
+    wanted, wanted_options = planned(figure.id, paper_studies())
+    ours, theirs = used(figure, rows, options), used(figure, wanted, wanted_options)
     if not ours or not theirs:
         return ()
-    here, paper = described(id, ours), described(id, theirs)
+    here, paper = described(figure, ours), described(figure, theirs)
     return tuple(Setting(name, here[name], paper[name]) for name in here if here[name] or paper[name])
 
 
@@ -71,11 +59,6 @@ def paper_studies() -> tuple[Study, ...]:
         return ()
 
 
-def paper_rows(id: str) -> tuple[tuple[Row, ...], dict[str, Any]]:
-    """The runs of a figure in the study files of the paper's scale, as rows without results, and its options."""
-    return planned(id, paper_studies())
-
-
 def planned(id: str, studies: Iterable[Study]) -> tuple[tuple[Row, ...], dict[str, Any]]:
     """The runs of a figure in some study files, of the seeds that a report takes, without results; and its options."""
     feeding = [study for study in studies if id in study.figures]
@@ -85,43 +68,21 @@ def planned(id: str, studies: Iterable[Study]) -> tuple[tuple[Row, ...], dict[st
     return tuple({"spec": {**LATER, **run.model_dump()}} for run in runs.values()), options
 
 
-def used(id: str, rows: Sequence[Row], options: Mapping[str, Any]) -> list[Row]:
-    """Those of the rows at hand that the figure reads.
-
-    Figure 1a takes the strength with the best results unless its study names one; here it has all of them then.
-    """
-    plain = [row for row in rows if row["spec"]["strength"] == 0]
-    penalized = [row for row in rows if row["spec"]["strength"] > 0]
-    if id in AT_A_SMALL_RATE and penalized:
-        small = small_rate(penalized)
-        penalized = _having(penalized, "learning_rate", small)
-        plain = _having(plain, "learning_rate", small) if id == "1a" else plain
-    if id == "1a" and "strength" in options:
-        penalized = _having(penalized, "strength", number(options["strength"]))
-    if id == "2b" and penalized:
-        penalized = _having(penalized, "strength", shared_strength(penalized))
-    found = [*([] if id in PENALIZED else plain), *([] if id in PLAIN else penalized)]
-    if "epochs" in options:
-        found = [row for row in found if epochs_of(row) == options["epochs"]]
-    if "updates" in options:
-        found = [row for row in found if planned_updates(row) == options["updates"]]
-    if id in OVER_BUDGETS:
-        shared = shared_budgets(found)
-        found = [row for row in found if row["spec"]["epochs"] in shared]
-    return found
+def used(figure: Figure, rows: Sequence[Row], options: Mapping[str, Any]) -> list[Row]:
+    """Those of the rows at hand that the figure reads; none where it would lack some."""
+    try:
+        return figure.reads(rows, options)
+    except MissingRowsError:
+        return []
 
 
-def _having(rows: Sequence[Row], key: str, value: Any) -> list[Row]:
-    return [row for row in rows if row["spec"][key] == value]
-
-
-def described(id: str, rows: Sequence[Row]) -> dict[str, str]:
+def described(figure: Figure, rows: Sequence[Row]) -> dict[str, str]:
     """The settings in words, by name; several values are listed."""
 
     def each(words: Callable[[Mapping[str, Any]], Any]) -> str:
         return _listed({words(row["spec"]) for row in rows})
 
-    if id in FIXED_UPDATES:
+    if figure.length == "updates":
         length = f"{_listed({planned_updates(row) for row in rows})} updates"
     else:
         length = f"{_listed({epochs_of(row) for row in rows})} epochs"
@@ -137,7 +98,7 @@ def described(id: str, rows: Sequence[Row]) -> dict[str, str]:
         "inner steps n": each(lambda spec: spec["inner_steps"]),
         "length": length,
         "learning rate over a run": each(lambda spec: SCHEDULE_NAMES[spec["schedule"]]),
-        "small rate ε of the strengths": power(small_rate(rows)) if id in AT_A_SMALL_RATE else "",
+        "small rate ε of the strengths": power(small_rate(rows)) if figure.small_rate else "",
         "runs per point": seeds_text(rows),
         "precision": each(lambda spec: spec["precision"]),
     }

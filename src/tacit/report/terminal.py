@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tacit.report.catalogue import Report
+from tacit.report.build import Report
 from tacit.report.page import outcome_counts
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit.studies import estimate
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.data.load import load
+from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.attempts import ATTEMPTS
 from tacit.studies.execute.executor import Executor
@@ -83,8 +85,7 @@ def run(
             if not remaining:
                 watcher.planned(Plan(study, fleets, finished, workers or cores(), 0.0))
                 return read_rows(folder.path)
-            for name in sorted({fleet.runs[0].dataset for fleet in remaining}):
-                load(name)  # made once here, so that workers find it in the cache
+            _prepare([run for fleet in remaining for run in fleet.runs])
             if isinstance(executor, str):
                 executor = make_executor(executor, workers, address=address, device=device, attempts=attempts)
                 opened.callback(executor.close)
@@ -98,6 +99,16 @@ def run(
     finally:
         watcher.ended()
     return read_rows(folder.path)
+
+
+def _prepare(runs: Sequence[RunSpec]) -> None:
+    """Datasets are made once here, so that workers find them in the cache; own code is tried before workers need it."""
+    for name in sorted({run.dataset for run in runs if run.dataset in DATASETS}):
+        load(name)
+    if any(run.own_code for run in runs):
+        from tacit.studies.train.trial import try_own_code  # brings torch, which a finished study does not need
+
+        try_own_code(runs)
 
 
 def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:

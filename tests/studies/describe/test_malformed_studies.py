@@ -91,7 +91,7 @@ def wrong_shapes() -> list[Case]:
         ("best above the default of", whole + "[summary]\nbest = 9\n", "summary.of is 7"),
         ("of below the default best", whole + "[summary]\nof = 3\n", "summary.best is 5"),
         ("unknown option of a figure", whole + "[figures]\n1a = {strenght = 1}\n", "strenght"),
-        ("option of a figure without any", whole + '[figures]\n1b = {x = "strength"}\n', "no options"),
+        ("own figure that is no place", whole + '[figures]\nmine = {figure = "mine"}\n', "figures.mine.figure"),
         ("option of a wrong type", whole + '[figures]\n4a = {epochs = "many"}\n', "figures.4a.epochs"),
         ("option that is no number", whole + "[figures]\n1a = {strength = true}\n", "figures.1a.strength"),
         ("unknown option of an own figure", whole + "[figures]\nmine = {colour = 1}\n", "colour"),

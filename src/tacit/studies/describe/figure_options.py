@@ -1,6 +1,6 @@
 """What a study file may say about each of its figures, so that a slip is refused before anything is trained.
 
-The figures themselves are in `tacit.report`; a test compares this table with what they read.
+The figures themselves are in `tacit.report`; a test compares this vocabulary with what they read.
 """
 
 from __future__ import annotations
@@ -39,33 +39,38 @@ def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else "text"
 
 
-GENERIC: dict[str, Problem] = {
+def _place(value: Any) -> str | None:
+    right = isinstance(value, str) and value.count(":") == 1 and all(value.split(":"))
+    return None if right else 'a figure of your own as "module:name"'
+
+
+# Every option that a figure may take. Which figure takes which is said by the figure itself (`tacit.report.figures`),
+# and checked by `tacit.report.registry.check_options` before anything is trained.
+OPTIONS: dict[str, Problem] = {
     "x": _one_of(AXES),
     "y": _one_of(SCORES),
     "curve": _one_of(tuple(RunSpec.model_fields)),
     "title": _text,
-}
-NONE: dict[str, Problem] = {}
-OF_THE_PAPER: dict[str, dict[str, Problem]] = {
-    **dict.fromkeys(["1b", "1c", "2a", "2b", "3a", "3b", "4c", "5a", "5b", "6a", "6b", "6c", "7c", "orders"], NONE),
-    "1a": {"strength": _positive},
-    "4a": {"epochs": _count},
-    "4b": {"updates": _count},
-    "7a": {"epochs": _count},
-    "7b": {"updates": _count},
+    "strength": _positive,
+    "epochs": _count,
+    "updates": _count,
+    "figure": _place,
 }
 
 
 def check_figures(figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError, with a sentence that names the key, for an id or an option that no figure understands."""
+    """Raise ValueError, with a sentence that names the key, for an id or an option that no figure understands.
+
+    A figure of one's own (`figure = "module:name"`) may take options of its own.
+    """
     for id, options in figures.items():
         if not NAME.fullmatch(id):
             raise ValueError(f"figures has the id {shorten(id)}; expected {NAME_IN_WORDS}")
-        known = OF_THE_PAPER.get(id, GENERIC)
         for key, value in options.items():
-            if key not in known:
-                listed = f"known keys: {', '.join(known)}" if known else "this figure takes no options"
-                raise ValueError(f"figures.{id}: the key {key[:60]} is unknown; {listed}")
-            expected = known[key](value)
+            if key not in OPTIONS:
+                if "figure" in options:
+                    continue
+                raise ValueError(f"figures.{id}: the key {key[:60]} is unknown; known keys: {', '.join(OPTIONS)}")
+            expected = OPTIONS[key](value)
             if expected is not None:
                 raise ValueError(f"figures.{id}.{key} is {shorten(value)}; expected {expected}")

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,8 @@ from pydantic import (
 )
 
 from tacit._errors import InputError
+from tacit._own_code import is_own
+from tacit.schedules import SCHEDULES
 from tacit.studies.data.facts import DATASETS
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
@@ -59,8 +62,28 @@ LATER: dict[str, Any] = {
     "weight_decay_penalized": True,
     "precision": "float32",
     "augmentation_amount": None,
+    "model_arguments": None,
+    "optimizer": "sgd",
+    "momentum": None,
+    "own_code": None,
 }
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
+
+
+MODELS = ("mlp", "wide_resnet")
+MOMENTUM = 0.9  # of `momentum` and `nesterov` when the study does not say
+
+
+def _named(key: str, known: Iterable[str]) -> AfterValidator:
+    """One of the known names, or a function of the user's own."""
+
+    def check(value: str) -> str:
+        if value not in known and not is_own(value):
+            choices = ", ".join(repr(name) for name in known)
+            raise ValueError(f"{key} is {shorten(value)}; expected one of {choices}, or your own as module:function")
+        return value
+
+    return AfterValidator(check)
 
 
 class RunSpec(BaseModel):
@@ -79,6 +102,11 @@ class RunSpec(BaseModel):
     - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
     - `test_size`: accuracy on the first images of the test set; without it on all.
     - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
+    - `optimizer`: `sgd`, `momentum` (heavy ball), `nesterov`, `adam` or `adamw`, as torch has them; `momentum` is β of
+      the second and third (0.9 without it). AdamW's weight decay acts on the update alone.
+    - `dataset`, `model` and `schedule` may be functions of your own, `module:function`: `load()` returns train inputs,
+      train targets, test inputs, test targets; `make_model(**model_arguments)` an `nn.Module`; `factor(step, steps)`
+      the factor on the learning rate. `own_code` holds a hash of each module's file, put there when a study is read.
 
     >>> run = RunSpec(learning_rate="2^-4", epochs=2, train_size=64, batch_size=16, evaluations=2)
     >>> run.batches_per_epoch, run.minibatches
@@ -87,9 +115,9 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: Literal["mnist1d", "mnist1d_16k", "fashion_mnist", "cifar10"] = "mnist1d"
+    dataset: Annotated[str, _named("dataset", DATASETS)] = "mnist1d"
     train_size: Count = 4000
-    model: Literal["mlp", "wide_resnet"] = "mlp"
+    model: Annotated[str, _named("model", MODELS)] = "mlp"
     width: Annotated[int, Field(ge=1, le=65536)] = 64
     depth: Annotated[int, Field(ge=1, le=64)] = 3
     learning_rate: Positive
@@ -98,7 +126,7 @@ class RunSpec(BaseModel):
     batch_size: Count = 32
     inner_steps: Count = 1
     order: Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"] = "shuffled"
-    schedule: Literal["constant", "paper_decay"] = "constant"
+    schedule: Annotated[str, _named("schedule", SCHEDULES)] = "constant"
     weight_decay: NotNegative = 0.0
     augmentation: Literal["none", "crop_flip", "shift", "noise"] = "none"
     epochs: Count | None = None
@@ -110,6 +138,10 @@ class RunSpec(BaseModel):
     weight_decay_penalized: bool = LATER["weight_decay_penalized"]
     precision: Literal["float32", "bfloat16"] = LATER["precision"]
     augmentation_amount: Positive | None = LATER["augmentation_amount"]
+    model_arguments: dict[str, Any] | None = LATER["model_arguments"]
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw"] = LATER["optimizer"]
+    momentum: Annotated[Number, Field(ge=0, lt=1)] | None = LATER["momentum"]
+    own_code: dict[str, str] | None = LATER["own_code"]
 
     @model_validator(mode="before")
     @classmethod
@@ -131,24 +163,34 @@ class RunSpec(BaseModel):
         if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
             return given
         facts = DATASETS.get(given.get("dataset", "mnist1d"))
-        if facts is None:
-            return given
         whole: dict[str, Any] = {
-            "test_size": facts.test_size,
-            "image_size": facts.shape[-1] if len(facts.shape) == 3 else None,
+            "test_size": facts.test_size if facts else None,
+            "image_size": facts.shape[-1] if facts and len(facts.shape) == 3 else None,
             "augmentation_amount": AMOUNTS.get(str(given.get("augmentation"))),
+            "momentum": MOMENTUM if given.get("optimizer") in ("momentum", "nesterov") else None,
+            "model_arguments": {},
         }
         return {key: None if key in whole and value == whole[key] else value for key, value in given.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_code_of_this_run(cls, given: Any) -> Any:
+        """A study's hashes, less those of functions that this run does not use: they are not part of its identity."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("own_code"), Mapping):
+            return given
+        used = {name: code for name, code in given["own_code"].items() if name in own_names(given)}
+        return {**given, "own_code": used or None}
+
     @model_validator(mode="after")
     def _combination(self) -> RunSpec:
-        facts = DATASETS[self.dataset]
-        if self.train_size > facts.train_size:
+        facts = DATASETS.get(self.dataset)  # an own dataset is checked when it is loaded
+        if facts is not None and self.train_size > facts.train_size:
             raise ValueError(
                 f"train_size is {self.train_size}; {self.dataset} has {facts.train_size} training examples"
             )
-        if self.test_size is not None and self.test_size > facts.test_size:
+        if facts is not None and self.test_size is not None and self.test_size > facts.test_size:
             raise ValueError(f"test_size is {self.test_size}; {self.dataset} has {facts.test_size} test examples")
+        self._check_own()
         self._check_images()
         left_over = self.train_size % self.batch_size
         if self.batch_size > self.train_size:
@@ -176,8 +218,22 @@ class RunSpec(BaseModel):
             raise ValueError(f"evaluations is {self.evaluations}; this run has only {self.minibatches} minibatches")
         return self
 
+    def _check_own(self) -> None:
+        """The keys that go with own models and with optimizers other than SGD."""
+        if self.model_arguments is not None and not is_own(self.model):
+            raise ValueError(f"model_arguments is given and model is {self.model}; it is for a model of your own")
+        if self.momentum is not None and self.optimizer not in ("momentum", "nesterov"):
+            raise ValueError(f"momentum is {self.momentum} and optimizer is {self.optimizer}; use momentum or nesterov")
+        if self.optimizer != "sgd" and self.inner_steps > 1:
+            raise ValueError(f"inner_steps is {self.inner_steps} and optimizer is {self.optimizer}; n-step SGD is SGD")
+
     def _check_images(self) -> None:
         """The keys that need images, and those that a Wide-ResNet needs."""
+        if is_own(self.dataset):
+            unfit = [key for key, off in (("image_size", None), ("augmentation", "none")) if getattr(self, key) != off]
+            if unfit and self.augmentation not in AMOUNTS:
+                raise ValueError(f"{unfit[0]} is {getattr(self, unfit[0])}; it is not for a dataset of your own")
+            return
         shape = DATASETS[self.dataset].shape
         images = len(shape) == 3
         pictures = [name for name, facts in DATASETS.items() if len(facts.shape) == 3]
@@ -226,6 +282,11 @@ class RunSpec(BaseModel):
             )
 
     @property
+    def momentum_used(self) -> float:
+        """β of heavy ball or Nesterov momentum."""
+        return MOMENTUM if self.momentum is None else self.momentum
+
+    @property
     def batches_per_epoch(self) -> int:
         """m = N/B."""
         return self.train_size // self.batch_size
@@ -258,6 +319,13 @@ class RunSpec(BaseModel):
 
 
 RUN_KEYS = (*RunSpec.model_fields, "bare_learning_rate")
+
+
+def own_names(values: Mapping[str, Any]) -> list[str]:
+    """The functions of the user's own that a run uses; `values` may also be a table whose keys hold lists."""
+    given = [values.get(key) for key in ("dataset", "model", "schedule")]
+    names = [name for value in given for name in (value if isinstance(value, list) else [value])]
+    return [name for name in names if isinstance(name, str) and is_own(name)]
 
 
 def make_run(values: Mapping[str, Any], *, where: str = "run") -> RunSpec:

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit._errors import InputError
+from tacit._own_code import source_hashes
 from tacit._parsing import MEGABYTE, parse_toml, read_bounded
 from tacit.studies.describe.figure_options import check_figures
 from tacit.studies.describe.grid import Table, expand
 from tacit.studies.describe.overrides import override
-from tacit.studies.describe.spec import NAME, NAME_IN_WORDS, RunSpec, digest, sentence, shorten
+from tacit.studies.describe.spec import NAME, NAME_IN_WORDS, RunSpec, digest, own_names, sentence, shorten
 
 SCHEMA = 1
 MOST_BYTES = MEGABYTE  # of a study file
@@ -94,7 +95,15 @@ def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> 
         raw, where = _read_toml(path), path.name
     if overrides:
         raw = override(raw, overrides, top=Study.model_fields, summary=Summary.model_fields)
-    return parse_study(raw, where=where)
+    return parse_study(_with_own_code(raw), where=where)
+
+
+def _with_own_code(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with the hashes of the user's own modules as they are now: they are part of each run's identity."""
+    fixed, grid = raw.get("fixed", {}), raw.get("grid", [])
+    tables = [table for table in (fixed, *(grid if isinstance(grid, list) else [grid])) if isinstance(table, Mapping)]
+    names = [name for table in tables for name in own_names(table)]
+    return {**raw, "fixed": {**fixed, "own_code": source_hashes(names)}} if names else raw
 
 
 def parse_study(raw: Mapping[str, Any], *, where: str = "study") -> Study:

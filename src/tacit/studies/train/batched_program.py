@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp
-from tacit.studies.train.operations import features
 from tacit.studies.train.packing import trains_alone
 
 
@@ -19,11 +18,12 @@ class Batched:
 
     evaluation_rows = 250
 
-    def __init__(self, runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> None:
-        first, classes = runs[0], DATASETS[runs[0].dataset].classes
+    def __init__(self, runs: Sequence[RunSpec], facts: Facts, *, device: torch.device, dtype: torch.dtype) -> None:
+        first, classes = runs[0], facts.classes
         self.count, self.device, self.dtype = len(runs), device, dtype
         self.pause_every = 1 if trains_alone(first) else 20  # a step of a large model takes a while
-        sizes = [features(first), *[first.width] * first.depth, classes]
+        features = facts.features if first.image_size is None else facts.shape[0] * first.image_size**2
+        sizes = [features, *[first.width] * first.depth, classes]
         self.layers = batched_mlp.initialise(sizes, [run.seed for run in runs], dtype=dtype).to(device)
         self.one_hot = torch.eye(classes, dtype=dtype, device=device)
         self.strengths = self._per_run([run.strength for run in runs])
@@ -51,6 +51,9 @@ class Batched:
 
     def tensors(self) -> list[Tensor]:
         return self.layers.tensors()
+
+    def resumed_at(self, updates: int) -> None:
+        """Nothing here depends on it."""
 
     def clear(self, number: int) -> None:
         for tensor in self.layers.tensors():

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit._errors import InputError
 from tacit.studies.data import augment, images
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.facts import Data, Facts
 from tacit.studies.data.signals import Signals
 from tacit.studies.describe.spec import AMOUNTS, RunSpec
 
@@ -35,12 +36,20 @@ class Examples:
         return len(self.targets)
 
 
-def prepare(data: Data, run: RunSpec, *, device: torch.device, dtype: torch.dtype) -> tuple[Examples, Examples]:
+def prepare(
+    data: Data, run: RunSpec, facts: Facts, *, device: torch.device, dtype: torch.dtype
+) -> tuple[Examples, Examples]:
     """The first `train_size` and `test_size` examples of a dataset, as this run sees them."""
-    facts = DATASETS[run.dataset]
+    if run.train_size > facts.train_size or (run.test_size or 0) > facts.test_size:
+        raise InputError(
+            f"{run.dataset} has {facts.train_size} training and {facts.test_size} test examples; found train_size "
+            f"{run.train_size} and test_size {run.test_size}."
+        )
+    if run.augmentation in AMOUNTS and len(facts.shape) != 1:
+        raise InputError(f"augmentation {run.augmentation} is for signals; {run.dataset} has shape {facts.shape}.")
 
     def made(raw: np.ndarray, *, trained_on: bool) -> Inputs:
-        if len(facts.shape) == 3:
+        if facts.standardisation != "none":
             return images.prepare(raw, facts, size=run.image_size, device=device, dtype=dtype)
         most_shift = int(amount(run)) if trained_on and run.augmentation == "shift" else 0
         return Signals.prepare(torch.tensor(raw, dtype=dtype, device=device), most_shift=most_shift)
@@ -52,10 +61,10 @@ def prepare(data: Data, run: RunSpec, *, device: torch.device, dtype: torch.dtyp
     )
 
 
-def augmentation(runs: Sequence[RunSpec], train: Examples, *, device: torch.device) -> augment.Change:
+def augmentation(runs: Sequence[RunSpec], train: Examples, facts: Facts, *, device: torch.device) -> augment.Change:
     """What is done to the minibatch at each position; runs of one fleet share the kind and the amount."""
     run, seeds = runs[0], [run.seed for run in runs]
-    shape = DATASETS[run.dataset].shape
+    shape = facts.shape
     if run.augmentation == "crop_flip":
         padding = images.padding(run.image_size, shape[-1])
         return augment.crops_and_flips(seeds, batch_size=run.batch_size, padding=padding)

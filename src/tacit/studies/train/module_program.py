@@ -5,35 +5,57 @@ Without a penalty an update is ω ← (1 − εμ) ω − ε∇Ĉ, two passes ov
     ω ← ω − ε ∇( Ĉ + (μ/2)‖ω‖² + (λ/4)‖∇Ĉ + μω‖² )                                                (section 2.3)
 
 or, with weight decay outside the penalised norm, ω ← (1 − εμ) ω − ε ∇( Ĉ + (λ/4)‖∇Ĉ‖² ). L2 covers all parameters:
-weights, biases and SkipInit scalars.
+weights, biases and SkipInit scalars. Other optimizers get the same gradient, with μω in it (AdamW decays by itself).
+
+A model of the user's own may have buffers and draw random numbers: buffers are part of a checkpoint, and each update
+draws from a generator made of (seed, update), so that a resumed run repeats what an uninterrupted one draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._errors import InputError
+from tacit._own_code import call, is_own
+from tacit._random import derive_seed, generator
 from tacit.penalty import GradientPenalty
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
 from tacit.studies.train.models import mlp, wide_resnet
-from tacit.studies.train.operations import count, features
+from tacit.studies.train.operations import count
+from tacit.studies.train.optimizers import make_optimizer, state_tensors, step
 
 EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time are 1.6 times as fast as 250
 METHOD = "gram"  # exact; one fixed method, so that rounding never depends on the machine
 
 
-def build(run: RunSpec) -> nn.Module:
+def build(run: RunSpec, facts: Facts) -> nn.Module:
     """The model of a run, where its seed puts it: float32, on the CPU."""
-    facts, draws = DATASETS[run.dataset], generator(run.seed, "init")
+    draws = generator(run.seed, "init")
+    if is_own(run.model):
+        return _build_own(run)
     if run.model == "mlp":
-        return nn.Sequential(nn.Flatten(), mlp([features(run), *[run.width] * run.depth, facts.classes], draws))
+        features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
+        return nn.Sequential(nn.Flatten(), mlp([features, *[run.width] * run.depth, facts.classes], draws))
     return wide_resnet(run.depth, run.width, classes=facts.classes, channels=facts.shape[0], generator=draws)
+
+
+def _build_own(run: RunSpec) -> nn.Module:
+    """What the user's function makes, with torch's global generator at the run's seed while it does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(run.seed, "init"))
+        model = call(run.model, **(run.model_arguments or {}))
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{run.model} returned a {type(model).__name__}; expected a torch.nn.Module.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f"{run.model} returned a model without trainable parameters; expected at least one.")
+    return model
 
 
 class _LostError(Exception):
@@ -49,51 +71,93 @@ class Single:
 
     pause_every = 1  # a step of a large model takes a while
 
-    def __init__(self, runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, runs: Sequence[RunSpec], facts: Facts, *, device: torch.device, dtype: torch.dtype) -> None:
         (run,) = runs  # packing gives these models a fleet of their own
         self.run, self.device = run, device
         self.images = run.model == "wide_resnet" and devices.prefers_channels_last(device)
         self.layout = torch.channels_last if self.images else torch.contiguous_format
-        self.model = build(run).to(device=device, dtype=dtype)
+        self.own = is_own(run.model)
+        self.model = build(run, facts).to(device=device, dtype=dtype)
         self.model.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.parameters: list[Tensor] = list(self.model.parameters())
-        self.evaluation_rows = min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
+        self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.parameters: list[Tensor] = list(self.trainable)
+        self.evaluation_rows = 250 if self.own else min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
         self.penalty = GradientPenalty(self.model, run.strength, method=METHOD)
+        self.optimizer = None if run.optimizer == "sgd" else make_optimizer(run, self.trainable)
+        self.updates = 0
 
     def update(self, inputs: Tensor, labels: Tensor, *, rates: Sequence[float]) -> Tensor:
         (rate,) = rates
-        inputs, run = self._laid_out(inputs), self.run
-        if run.strength:
+        inputs = self._laid_out(inputs)
+        with self._draws():
             try:
-                logits, gradients = self._penalized(inputs, labels)
+                logits, gradients = self._gradients(inputs, labels)
             except _LostError as lost:
                 return self._lose(lost.logits)
-        else:
-            logits = self._logits(inputs)
-            gradients = list(torch.autograd.grad(F.cross_entropy(logits, labels), self.parameters))
-        with torch.no_grad():
-            if run.weight_decay and not self._decay_in_graph:
-                torch._foreach_mul_(self.parameters, 1 - rate * run.weight_decay)
-            torch._foreach_add_(self.parameters, gradients, alpha=-rate)
+        self.updates += 1
+        self._apply(gradients, rate)
         return logits.detach()[None]
 
-    def outputs(self, inputs: Tensor) -> Tensor:
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if self.run.strength:
+            return self._penalized(inputs, labels)
+        logits = self._logits(inputs)
+        loss = F.cross_entropy(logits, labels)
+        return logits, list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
+
+    def _apply(self, gradients: list[Tensor], rate: float) -> None:
+        decay = 0.0 if self._decay_in_graph or self.run.optimizer == "adamw" else self.run.weight_decay
         with torch.no_grad():
-            return self._logits(self._laid_out(inputs))[None]
+            if self.optimizer is not None:
+                if decay:
+                    torch._foreach_add_(gradients, self.parameters, alpha=decay)
+                step(self.optimizer, gradients, rate=rate)
+                return
+            if decay:
+                torch._foreach_mul_(self.parameters, 1 - rate * decay)
+            torch._foreach_add_(self.parameters, gradients, alpha=-rate)
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                return self._logits(self._laid_out(inputs))[None]
+        finally:
+            self.model.train()
 
     def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        loss = F.cross_entropy(self._logits(self._laid_out(inputs)), labels)
-        gradients = list(torch.autograd.grad(loss, self.parameters))
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # a look, not an update: batch norm counts it not
+        with self._draws():
+            loss = F.cross_entropy(self._logits(self._laid_out(inputs)), labels)
+            gradients = list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
         with torch.no_grad():
-            torch._foreach_add_(gradients, self.parameters, alpha=self.run.weight_decay)
+            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+            if self.run.optimizer != "adamw":
+                torch._foreach_add_(gradients, self.parameters, alpha=self.run.weight_decay)
             return _squares(gradients)
 
     def decay_losses(self) -> Tensor:
+        decay = 0.0 if self.run.optimizer == "adamw" else self.run.weight_decay  # AdamW's is no part of a loss
         with torch.no_grad():
-            return self.run.weight_decay / 2 * _squares(self.parameters)
+            return decay / 2 * _squares(self.parameters)
 
     def tensors(self) -> list[Tensor]:
-        return [parameter.detach() for parameter in self.parameters]
+        state = [] if self.optimizer is None else state_tensors(self.optimizer)
+        return [each.detach() for each in (*self.parameters, *self.model.buffers(), *state)]
+
+    def resumed_at(self, updates: int) -> None:
+        self.updates = updates
+
+    @contextlib.contextmanager
+    def _draws(self) -> Iterator[None]:
+        """Own models may draw (dropout): from the run's seed and the number of the update."""
+        if not self.own:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.run.seed, "dropout", self.updates))
+            yield
 
     def clear(self, number: int) -> None:
         with torch.no_grad():
@@ -101,7 +165,8 @@ class Single:
 
     @property
     def _decay_in_graph(self) -> bool:
-        return self.run.strength > 0 and self.run.weight_decay_penalized
+        penalized = self.run.strength > 0 and self.run.weight_decay_penalized
+        return penalized and self.run.optimizer != "adamw"
 
     def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         seen: list[Tensor] = []
@@ -120,9 +185,8 @@ class Single:
 
         self.model.zero_grad(set_to_none=True)
         self.penalty.backward(loss)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        assert len(gradients) == len(self.parameters)
-        return seen[0], gradients
+        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
+        return seen[0], found
 
     def _lose(self, logits: Tensor) -> Tensor:
         """A penalty needs a finite loss. Without one the run has diverged, and nothing may bring it back by chance."""

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tacit._own_code import is_own
 from tacit.studies.data.facts import DATASETS
 
 if TYPE_CHECKING:
@@ -22,21 +23,25 @@ class Count:
     layers: int
 
 
+# What a model or dataset of the user's own counts as before it has run: nothing is known of it without importing it.
+NOMINAL = Count(parameters=100_000, multiply_adds=100_000, activations=20_000, layers=4)
+
+
+def expected_test_size(run: RunSpec) -> int:
+    """Test examples of a run that judges on all; of an own dataset it is not known, and taken to be `train_size`."""
+    return run.train_size if is_own(run.dataset) else DATASETS[run.dataset].test_size
+
+
 def count(run: RunSpec) -> Count:
     """The model of a run on its dataset, at the image size of the run."""
+    if is_own(run.dataset) or is_own(run.model):
+        return NOMINAL
     facts = DATASETS[run.dataset]
     if run.model == "mlp":
-        return mlp([features(run), *[run.width] * run.depth, facts.classes])
+        features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
+        return mlp([features, *[run.width] * run.depth, facts.classes])
     channels, published, _ = facts.shape
     return wide_resnet(run.depth, run.width, size=run.image_size or published, channels=channels, classes=facts.classes)
-
-
-def features(run: RunSpec) -> int:
-    """Numbers per example, after pooling."""
-    facts = DATASETS[run.dataset]
-    if run.image_size is None:
-        return facts.features
-    return facts.shape[0] * run.image_size**2
 
 
 def mlp(sizes: list[int]) -> Count:

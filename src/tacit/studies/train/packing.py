@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tacit.studies.data.facts import DATASETS
-from tacit.studies.describe.spec import RunSpec, digest
+from tacit.studies.describe.spec import RunSpec, canonical, digest
 from tacit.studies.train import operations
 
 # Fleet sizes that are tried. Fewer runs than 8 waste time on calls, more than 24 leave the cache of one core
@@ -42,14 +41,14 @@ class Fleet:
         # once (2.1 million operations per layer), and the exact penalty at 2.5 plain updates, 3.5 with convolutions.
         update = 2.1 * counted.layers + 6 * first.batch_size * weights * len(self.runs)
         update *= (2.5 if first.model == "mlp" else 3.5) if first.strength else 1.0
-        test_size = first.test_size or DATASETS[first.dataset].test_size
+        test_size = first.test_size or operations.expected_test_size(first)
         evaluation = 2 * (first.train_size + test_size) * weights * len(self.runs)
         return first.total_updates * update + first.evaluations * evaluation
 
 
 def has_run_axis(run: RunSpec) -> bool:
     """Whether such runs can train as one program with a run axis; others have a model of their own."""
-    return run.model == "mlp" and run.precision == "float32"
+    return run.model == "mlp" and run.precision == "float32" and run.optimizer == "sgd"
 
 
 def trains_alone(run: RunSpec) -> bool:
@@ -63,6 +62,7 @@ def shape(run: RunSpec) -> tuple[object, ...]:
         run.dataset, run.model, run.method, run.augmentation, run.train_size, run.width, run.depth,
         run.batch_size, run.inner_steps, run.minibatches, run.evaluations, run.strength > 0,
         run.image_size, run.test_size, run.weight_decay_penalized, run.precision, run.augmentation_amount,
+        run.optimizer, run.momentum, canonical([run.model_arguments, run.own_code]),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.batched_program import Batched
 from tacit.studies.train.module_program import Single
@@ -39,12 +40,15 @@ class Program(Protocol):
     def tensors(self) -> list[Tensor]:
         """Everything that training changes, as it is in memory."""
 
+    def resumed_at(self, updates: int) -> None:
+        """Told after a restore how many updates were made."""
+
     def clear(self, number: int) -> None:
         """Zeros for a run that diverged: nothing reads it again, and infinities are kept out of the arithmetic."""
 
 
-def make(runs: Sequence[RunSpec], *, device: torch.device, dtype: torch.dtype) -> Program:
+def make(runs: Sequence[RunSpec], facts: Facts, *, device: torch.device, dtype: torch.dtype) -> Program:
     """The program for these runs, each model where its own seed puts it."""
     if has_run_axis(runs[0]):
-        return Batched(runs, device=device, dtype=dtype)
-    return Single(runs, device=device, dtype=dtype)
+        return Batched(runs, facts, device=device, dtype=dtype)
+    return Single(runs, facts, device=device, dtype=dtype)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit._own_code import check_unchanged, import_function, is_own
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
-from tacit.studies.data.facts import Data
+from tacit.studies.data.facts import Data, facts_of
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import checkpoint, devices, examples, program
 from tacit.studies.train.checkpoint import Frame
@@ -50,12 +51,15 @@ class Training:
     def __init__(self, fleet: Fleet, data: Data, *, dtype: torch.dtype = torch.float32) -> None:
         self.fleet, self.runs, self.dtype = fleet, fleet.runs, dtype
         self.first: RunSpec = fleet.runs[0]  # for everything that is part of the shape
+        if self.first.own_code:
+            check_unchanged(self.first.own_code)
+        facts = facts_of(self.first.dataset, data)
         self.device = devices.choose()
-        self.train, self.test = examples.prepare(data, self.first, device=self.device, dtype=dtype)
-        self.program = program.make(self.runs, device=self.device, dtype=dtype)
-        self.schedules = [schedule(run.schedule, run.minibatches) for run in self.runs]
+        self.train, self.test = examples.prepare(data, self.first, facts, device=self.device, dtype=dtype)
+        self.program = program.make(self.runs, facts, device=self.device, dtype=dtype)
+        self.schedules = [rate_factor(run) for run in self.runs]
         self.bare_rates = [run.bare_learning_rate for run in self.runs]
-        self.augmentation = examples.augmentation(self.runs, self.train, device=self.device)
+        self.augmentation = examples.augmentation(self.runs, self.train, facts, device=self.device)
         self.evaluate_at = {
             math.ceil(self.first.minibatches * k / self.first.evaluations) for k in range(1, self.first.evaluations + 1)
         }
@@ -203,6 +207,7 @@ class Training:
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         checkpoint.check(arrays, state, self._frame())
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
+        self.program.resumed_at(self.position * self.first.inner_steps)
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
 
@@ -218,6 +223,14 @@ class Training:
     def _progress(self) -> dict[str, Any]:
         done = self.position / self.first.minibatches
         return {"position": self.position, "done": done, "diverged_at": self.diverged_at, "history": self.history}
+
+
+def rate_factor(run: RunSpec) -> Callable[[int], float]:
+    """The factor on the learning rate as a function of the minibatch."""
+    if not is_own(run.schedule):
+        return schedule(run.schedule, run.minibatches)
+    function = import_function(run.schedule)
+    return lambda step: float(function(step, run.minibatches))
 
 
 def losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,19 +1,19 @@
-"""Which rows a figure reads, and the variables its axes show."""
+"""Rows of runs: which of them a figure reads, whether they belong together, and the variables on axes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tacit._errors import InputError
-from tacit.report.ensemble import Row, group, scores
-from tacit.report.verdict import LEARNED
 from tacit.studies.describe.study import Study
 
+Row = Mapping[str, Any]
 Spec = Mapping[str, Any]
+Options = Mapping[str, Any]
+Reader = Callable[[Sequence[Row], Options], list[Row]]
 
 
 @dataclass(frozen=True)
@@ -39,56 +39,73 @@ VARIABLES = {
     "effective_learning_rate": Variable("effective learning rate", "nα", lambda spec: spec["learning_rate"]),
     "batch_size": Variable("batch size", "B", lambda spec: spec["batch_size"]),
     "inner_steps": Variable("inner steps", "n", lambda spec: spec["inner_steps"]),
-    "epochs": Variable("epochs", "", lambda spec: spec["epochs"] or np.nan),
+    "epochs": Variable("epochs", "", lambda spec: spec["epochs"] or math.nan),
     "width": Variable("width", "", lambda spec: spec["width"]),
     "train_size": Variable("training examples", "N", lambda spec: spec["train_size"]),
     "weight_decay": Variable("weight decay", "μ", lambda spec: spec["weight_decay"]),
 }
 
 
-@dataclass(frozen=True)
-class Source:
-    """The rows that feed one figure, and how runs become points: mean of the best `best` of `of` by `score`."""
-
-    rows: Sequence[Row]
-    best: int
-    of: int
-    score: str = "best_test_accuracy"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def where(self, **conditions: Any) -> list[Row]:
-        """Rows whose spec has these values; a function as a value is a condition."""
-
-        def holds(spec: Spec) -> bool:
-            return all(
-                wanted(spec[key]) if callable(wanted) else spec[key] == wanted for key, wanted in conditions.items()
-            )
-
-        return [row for row in self.rows if holds(row["spec"])]
-
-
 class MissingRowsError(InputError):
     """The rows at hand do not hold what this figure needs."""
 
 
-def need(rows: Sequence[Row], what: str, *, points: int = 1, key: str | None = None) -> list[Row]:
-    """The rows, or a sentence that says what the figure lacks."""
-    distinct = len({row["spec"][key] for row in rows}) if key else len(rows)
-    if distinct < points:
-        raise MissingRowsError(f"needs {what}; the rows at hand have {distinct} of at least {points}.")
-    return list(rows)
+# -- readers: which rows a figure takes from its studies, by specs alone ----------------------------------------------
+def plain(rows: Sequence[Row], options: Options) -> list[Row]:
+    """Runs without penalty: of the epochs or updates that an option names, if it does."""
+    found = having(rows, strength=0.0)
+    if "epochs" in options:
+        found = [row for row in found if epochs_of(row) == options["epochs"]]
+    if "updates" in options:
+        found = [row for row in found if planned_updates(row) == options["updates"]]
+    return found
+
+
+def penalized(rows: Sequence[Row], options: Options) -> list[Row]:
+    """Strengths λ > 0 at the one small rate."""
+    return [row for row in having(rows, learning_rate=small_rate(rows)) if row["spec"]["strength"] > 0]
+
+
+def sweeps(rows: Sequence[Row], options: Options) -> list[Row]:
+    """The two sweeps of figure 1: rates at λ = 0, and strengths at one small rate."""
+    return [*plain(rows, options), *penalized(rows, options)]
+
+
+def two_rate_sweeps(rows: Sequence[Row], options: Options) -> list[Row]:
+    """Rates at λ = 0, and rates at the λ > 0 that was run at most of them."""
+    return [*plain(rows, options), *having(rows, strength=shared_strength(rows))]
+
+
+def over_budgets(rows: Sequence[Row], options: Options) -> list[Row]:
+    """Runs without penalty at the epoch budgets that every n has."""
+    found = plain(rows, options)
+    shared = shared_budgets(found)
+    return [row for row in found if row["spec"]["epochs"] in shared]
+
+
+def having(rows: Sequence[Row], **values: Any) -> list[Row]:
+    """The rows whose spec has these values."""
+    return [row for row in rows if all(row["spec"][key] == value for key, value in values.items())]
+
+
+def group(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows by the values of some spec keys, sorted by them."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row["spec"][key] for key in keys), []).append(row)
+    return dict(sorted(found.items()))
 
 
 # -- what a figure states about its runs is checked -------------------------------------------------------------------
-SGD: dict[str, Any] = {"order": "shuffled", "schedule": "constant", "inner_steps": 1}
 # 6400 epochs at B = 32 and 10 million steps are the same length in the paper (figures 1b and 3b). With the whole
 # batches that 50,000 images have, they differ by 0.16 %.
 SAME_LENGTH = 0.005
-APPENDIX_D: dict[str, Any] = {**SGD, "model": "mlp", "weight_decay": 0.0, "augmentation": "none"}
 
 
-def alike(rows: Sequence[Row], *, varying: Sequence[str], length: str | None = "epochs", **protocol: Any) -> list[Row]:
-    """The rows, or a sentence: all follow the protocol and differ in nothing but `varying` and the seed.
+def check_alike(
+    rows: Sequence[Row], *, varying: Sequence[str], length: str | None = "epochs", protocol: Mapping[str, Any]
+) -> None:
+    """Refuse rows that do not follow the protocol or differ in more than `varying` and the seed.
 
     `length` names what has to be equal besides, epochs or updates, however the study file gave it, within
     `SAME_LENGTH`. Without this check runs of different settings would be taken for runs of different seeds.
@@ -114,7 +131,6 @@ def alike(rows: Sequence[Row], *, varying: Sequence[str], length: str | None = "
         if place in seen:
             raise MissingRowsError(f"needs each seed once per grid point; seed {row['spec']['seed']} is there twice.")
         seen.add(place)
-    return list(rows)
 
 
 def _as_one(lengths: set[float]) -> set[float]:
@@ -140,21 +156,6 @@ def epochs_of(row: Row) -> float:
     if spec["epochs"] is not None:
         return float(spec["epochs"])
     return float(spec["updates"] / (spec["train_size"] // spec["batch_size"]) / spec["inner_steps"])
-
-
-def learned(rows: Sequence[Row]) -> bool:
-    """Whether the runs of one point end up knowing their training set: mean final training accuracy at least 90 %.
-
-    A collapse is judged on such points alone. Below, a point shows a run that is too short or unstable: at fixed
-    epochs ε/B (or nα) is also the time that gradient flow has had, so unfinished runs collapse on it whatever the
-    regularizer does.
-    """
-    return float(scores(rows, "final_train_accuracy").mean()) >= LEARNED
-
-
-def plain(source: Source) -> Source:
-    """The runs without penalty alone: a study of rates may hold strengths too."""
-    return replace(source, rows=source.where(strength=0.0))
 
 
 def small_rate(rows: Sequence[Row]) -> float:

@@ -1,0 +1,185 @@
+"""Study folders → figures with verdicts: the one place that reads rows, and the one that builds figures from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tacit._errors import InputError
+from tacit.report.caption import caption
+from tacit.report.figure import Figure, FigureResult, Source
+from tacit.report.registry import catalogue, find_figure
+from tacit.report.rows import MissingRowsError, Row, unshared_seeds
+from tacit.report.settings import compared, used
+from tacit.report.verdict import Verdict
+from tacit.studies.describe.spec import NAME
+from tacit.studies.describe.study import Study
+from tacit.studies.store.folder import StudyFolder, read_rows
+
+# Figures of appendix D and those of the main text that ask the same. On a task whose one protocol serves both, they
+# read the same runs.
+TWINS = {"6a": "1b", "6b": "3a", "6c": "3b"}
+# The paper's networks see every image shifted at random and never learn them by heart; without that, small networks on
+# small data do. Most claims are about the first case, so it leads where there are runs of both.
+AUGMENTED, PLAIN = "with augmentation", "without augmentation"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One study: its description, the rows it has so far, and where they come from."""
+
+    study: Study
+    rows: Sequence[Row]
+    metas: list[dict[str, Any]]
+    folder: str
+
+    @property
+    def missing(self) -> int:
+        return len(self.study.runs) - len(self.rows)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows. `beside` has the figures of the other regime, by id; `absent` maps a figure that could
+    not be built to the reason.
+    """
+
+    parts: tuple[Part, ...]
+    figures: tuple[FigureResult, ...]
+    absent: dict[str, str]
+    beside: dict[str, FigureResult] = field(default_factory=dict)
+
+    @property
+    def twins(self) -> dict[str, str]:
+        """Figures of appendix D that rest on the same runs as one of the main text, and that one."""
+        shown = {figure.id for figure in self.figures}
+        feeding = {id: [part.study.name for part in self.parts if id in part.study.figures] for id in shown}
+        return {id: twin for id, twin in TWINS.items() if {id, twin} <= shown and feeding[id] == feeding[twin]}
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Distinct runs."""
+        return {row["run"]: row for part in self.parts for row in part.rows}
+
+
+def read_parts(folders: Sequence[str | Path]) -> tuple[Part, ...]:
+    """The study folders given, and those directly inside a folder that is none itself."""
+    parts = []
+    for folder in folders:
+        path = Path(folder)
+        if not path.exists():
+            raise InputError(f"there is no folder {path}; expected one made by `tacit run` or `tacit reproduce`.")
+        inside = (
+            [path] if (path / "study.json").exists() else sorted(found.parent for found in path.glob("*/study.json"))
+        )
+        if not inside:
+            raise InputError(f"{path} holds no study; expected a folder made by `tacit run` or `tacit reproduce`.")
+        for each in inside:
+            store = StudyFolder(each)
+            metas = [meta for fleet in store.fleets_on_disk() if (meta := store.meta(fleet)) is not None]
+            parts.append(Part(store.study(), read_rows(each), metas, each.name))
+    return tuple(parts)
+
+
+def build_report(parts: Sequence[Part], *, only: Sequence[str] = ()) -> Report:
+    """Every figure that the studies name, or those of `only`, built from all the studies that name it."""
+    wanted = list(dict.fromkeys(id for part in parts for id in (part.study.figures or {part.study.name: {}})))
+    known = [id for id in catalogue() if id in wanted] + [id for id in wanted if id not in catalogue()]
+    for id in only:
+        if id not in known:
+            raise InputError(f"figure {id!r} is not one of these studies; use one of {', '.join(known)}.")
+    figures: list[FigureResult] = []
+    absent: dict[str, str] = {}
+    beside: dict[str, FigureResult] = {}
+    for id in known:
+        if only and id not in only:
+            continue
+        feeding = [part for part in parts if id in part.study.figures or id == part.study.name]
+        has_options = any(part.study.figures.get(id) for part in feeding)
+        made = []
+        for regime, of_regime in by_regime(feeding).items():
+            try:
+                made.append(_build(id, of_regime, regime))
+            except MissingRowsError as reason:
+                absent.setdefault(id, f"it {reason}")
+            except InputError as reason:
+                absent.setdefault(id, str(reason))
+            except (ValueError, TypeError) as reason:
+                if not has_options:  # then it is a fault of the program
+                    raise
+                absent.setdefault(id, f"its options cannot be used: {str(reason).rstrip('.')}.")
+        figures += made[:1]
+        if made:
+            absent.pop(id, None)
+        if made[1:]:
+            beside[id] = made[1]
+    found = Report(tuple(parts), tuple(figures), absent, beside)
+    return replace(found, figures=tuple(_with_twin(figure, found.twins.get(figure.id)) for figure in found.figures))
+
+
+def by_regime(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """The studies of a figure by whether their runs augment the training data; the paper's regime first."""
+    found: dict[str, list[Part]] = {}
+    for regime in (AUGMENTED, PLAIN):
+        of_regime = [
+            part
+            for part in parts
+            if any((run.augmentation != "none") == (regime == AUGMENTED) for run in part.study.runs)
+        ]
+        if of_regime:
+            found[regime] = of_regime
+    return found
+
+
+def _with_twin(figure: FigureResult, twin: str | None) -> FigureResult:
+    if twin is None:
+        return figure
+    words = f"These are the runs of figure {twin}, which follow appendix D's protocol, judged by the appendix's claim."
+    return replace(figure, caption=f"{words} {figure.caption}")
+
+
+def _build(id: str, parts: Sequence[Part], regime: str) -> FigureResult:
+    if not NAME.fullmatch(id):
+        raise InputError("its id has characters other than letters, digits, '.', '_' and '-'.")
+    options = {key: value for part in parts for key, value in part.study.figures.get(id, {}).items()}
+    figure = find_figure(id, options)
+    options.pop("figure", None)
+    whole = list({row["run"]: row for part in parts for row in part.rows}.values())
+    unshared = unshared_seeds([part.study for part in parts])
+    rows = [row for row in whole if row["spec"]["seed"] not in unshared]
+    if not rows:
+        raise MissingRowsError("needs rows; no run has finished yet.")
+    source = _source(parts[0].study, figure.chosen(rows, options), options)
+    drawing = figure.draw(source)
+    drawn = drawing.rows if drawing.rows is not None else source.rows
+    left_out = sum(row["spec"]["seed"] in unshared for row in used(figure, whole, options))
+    note = f" {left_out} runs of seeds that not every study of this figure has are left out." if left_out else ""
+    return FigureResult(
+        id=id,
+        title=drawing.title or figure.title,
+        panels=drawing.panels,
+        verdict=_verdict(figure, drawing.seen, drawing.criteria),
+        caption=caption(source, drawing, drawn) + note,
+        runs=len(drawn),
+        diverged=sum(row["status"] != "finished" for row in drawn),
+        settings=compared(figure, rows, options=options),
+        paper=figure.paper,
+        regime=regime,
+    )
+
+
+def _verdict(figure: Figure, seen: str, criteria: tuple[Any, ...]) -> Verdict | None:
+    if not criteria:
+        return None
+    quote = figure.quote
+    return Verdict(figure.claim, seen, criteria, *((quote.text, quote.where) if quote else ("", "")))
+
+
+def _source(study: Study, rows: Sequence[Row], options: dict[str, Any]) -> Source:
+    summary = study.summary
+    seeds = len({row["spec"]["seed"] for row in rows})
+    # With fewer seeds than the study file asks for, the same share of runs is kept: 5 of 7 becomes 2 of 3.
+    best = summary.best if seeds >= summary.of else max(1, seeds * summary.best // summary.of)
+    return Source(rows, best=best, of=min(seeds, summary.of), score=summary.score, options=options)

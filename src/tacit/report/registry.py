@@ -1,0 +1,60 @@
+"""Every figure by its id: those of `tacit.report.figures`, and one that a study brings as "module:name"."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from functools import cache
+from pathlib import Path
+
+from tacit._errors import InputError
+from tacit.report import figures as folder
+from tacit.report.figure import Figure
+from tacit.report.own_figure import own_figure
+from tacit.report.rows import Options
+from tacit.studies.describe.study import Study
+
+
+@cache
+def catalogue() -> dict[str, Figure]:
+    """The figures of the package: every `Figure`, or tuple of them, in a file of `figures/`, by id."""
+    found: dict[str, Figure] = {}
+    for file in pkgutil.iter_modules(folder.__path__):
+        module = importlib.import_module(f"{folder.__name__}.{file.name}")
+        for value in vars(module).values():
+            for figure in value if isinstance(value, tuple) else (value,):
+                if isinstance(figure, Figure) and found.setdefault(figure.id, figure) is not figure:
+                    raise InputError(f"two figures have the id {figure.id}; the second is in {module.__name__}.")
+    return dict(sorted(found.items(), key=lambda item: (not item[0][:1].isdigit(), item[0])))
+
+
+def find_figure(id: str, options: Options) -> Figure:
+    """The figure that a study names: its own code, one of the package, or one drawn from the options alone."""
+    if "figure" in options:
+        return load_figure(str(options["figure"]))
+    return catalogue().get(id) or own_figure(id)
+
+
+def load_figure(place: str) -> Figure:
+    """The `Figure` that "module:name" names, imported from the current folder or from PYTHONPATH."""
+    module, _, name = place.partition(":")
+    if not name:
+        raise InputError(f"figure = {place!r} names no figure; expected 'module:name'.")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise InputError(f"figure = {place!r} cannot be imported from {here} or PYTHONPATH: {error}.") from None
+    finally:
+        sys.path.remove(here)
+    if not isinstance(found, Figure):
+        raise InputError(f"figure = {place!r} is not a tacit.report.Figure; expected one under that name.")
+    return found
+
+
+def check_options(study: Study) -> None:
+    """Refuse, before anything is trained, an option that its figure does not take."""
+    for id, options in study.figures.items():
+        find_figure(id, options).check({key: value for key, value in options.items() if key != "figure"})
