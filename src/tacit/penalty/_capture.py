@@ -45,24 +45,40 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _IN_PIECES and not _must_run_as_it_is():
+        seen = not self.must_run_as_it_is()
+        if func in _IN_PIECES and seen:
             with self:  # its own calls of torch functions are seen one by one
                 return _IN_PIECES[func](*args, **kwargs)
-        if func in _RECTIFIERS and not _must_run_as_it_is():
-            made = _rectify(*args, **kwargs)
+        if func in _RECTIFIERS and seen:
+            made = self.rectify(*args, **kwargs)
             if made is not None:
                 return made
         touched = [self._parameter(tensor) for tensor in tensors_in((args, kwargs)) if self._is_tracked(tensor)]
         if not touched:
             return func(*args, **kwargs)
-        if not _must_run_as_it_is():
+        if seen:
             made = self._site(func, args, kwargs)
             if made is not None:
                 return made
-        result = func(*args, **kwargs)
         if transposed_parameter(func, args, kwargs, self._is_parameter):
+            result = func(*args, **kwargs)
             self.transposes[id(result)] = (result, args[0])
-        elif any(made.requires_grad for made in tensors_in(result)):
+            return result
+        return self.use_otherwise(touched, func, args, kwargs)
+
+    def must_run_as_it_is(self) -> bool:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
+
+    def rectify(self, input: Tensor, inplace: bool = False) -> Tensor | None:
+        if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
+            return None
+        return Rectify.apply(input)
+
+    def use_otherwise(self, touched: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation on tracked parameters that makes no site."""
+        result = func(*args, **kwargs)
+        if any(made.requires_grad for made in tensors_in(result)):
             self.used_otherwise |= {id(parameter) for parameter in touched}
         return result
 
@@ -90,11 +106,15 @@ class Capture(TorchFunctionMode):
             weight = self._parameter(call.weight)
             transposed = call.transposed if weight is call.weight else not call.transposed
             if self._knows(weight, call.bias):
-                return self._record(LinearSite(weight, call.bias, transposed=transposed), call.input, call.bias)
+                return self.record(
+                    LinearSite(weight, call.bias, transposed=transposed),
+                    call.input,
+                    call.bias,
+                )
             if not self._knows(weight, None):
                 return None
             assert call.bias is not None  # a part of a parameter, or computed from one: autograd's business
-            outputs = self._record(LinearSite(weight, None, transposed=transposed), call.input, None)
+            outputs = self.record(LinearSite(weight, None, transposed=transposed), call.input, None)
             return outputs + call.bias.to(outputs.dtype)
         if isinstance(call, ConvolutionCall):
             if not self._knows(call.weight, call.bias) or call.settings is None or not call.batched:
@@ -102,16 +122,20 @@ class Capture(TorchFunctionMode):
             *lists, groups = call.settings
             stride, padding, dilation = ([*each] for each in lists)
             settings = (stride, padding, dilation, groups)
-            return self._record(ConvolutionSite(call.weight, call.bias, settings), call.input, call.bias)
+            return self.record(
+                ConvolutionSite(call.weight, call.bias, settings),
+                call.input,
+                call.bias,
+            )
         if isinstance(call, EmbeddingCall):
             unusual = call.max_norm is not None or call.scale_grad_by_freq or call.sparse
             if not self._knows(call.weight, None) or unusual:
                 return None
-            return self._record(EmbeddingSite(call.weight, call.padding_idx), call.input, None)
+            return self.record(EmbeddingSite(call.weight, call.padding_idx), call.input, None)
         if isinstance(call, ProductCall) and self._is_parameter(call.parameter) and call.parameter.numel() == 1:
             scalar, tensor = call.parameter, call.input
             if tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype and not self._is_tracked(tensor):
-                return self._record(ScalarSite(scalar, None), tensor, None)
+                return self.record(ScalarSite(scalar, None), tensor, None)
         return None
 
     def _knows(self, weight: Any, bias: Any) -> bool:
@@ -119,7 +143,7 @@ class Capture(TorchFunctionMode):
             return False
         return bias is None or self._is_parameter(bias) or not bias.requires_grad
 
-    def _record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    def record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
         site.ordinary = lambda: self.open
         weight, device = site.weight, site.weight.device.type
         if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
@@ -135,12 +159,6 @@ _LARGE = 2**16  # below it the two saved passes over memory cost less than the e
 _RECTIFIERS = {F.relu, torch.relu, Tensor.relu}
 
 
-def _rectify(input: Tensor, inplace: bool = False) -> Tensor | None:
-    if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
-        return None
-    return Rectify.apply(input)
-
-
 def _in_pieces(function: Any) -> Callable[..., Any]:
     """A Python function of torch without its hand-over to modes, so that a mode sees the functions that it calls."""
     seen = {**function.__globals__, "has_torch_function": lambda tensors: False}
@@ -150,8 +168,3 @@ def _in_pieces(function: Any) -> Callable[..., Any]:
 
 
 _IN_PIECES = {F.multi_head_attention_forward: _in_pieces(F.multi_head_attention_forward)}
-
-
-def _must_run_as_it_is() -> bool:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None

@@ -19,9 +19,8 @@ from tacit.penalty._state import without_hooks
 
 NORM_TOLERANCE = 0.02  # two roundings of half precision; a use that was not seen is larger
 GRADIENT_TOLERANCE = 1e-3  # below it the error is smaller than what λ is ever known to
-ROUNDINGS = (
-    16  # in a row, of the least precise layer: 0.125 in bfloat16, 0.016 in float16; a missing term is of order 1
-)
+# So many in a row, of the least precise layer: 0.125 in bfloat16, 0.016 in float16. A missing term is of order 1.
+ROUNDINGS = 16
 # Rounding may be all there is of a gradient (half precision, a loss near 0). It is measured where it matters, and twice
 # the measured size, for each of the two gradients compared, times 5, for its scatter, is called rounding.
 NOISE_FACTOR = 20

@@ -18,10 +18,8 @@ class LinearSite(Site):
     The weight's gradient is LᵀR with `left` rows L and `right` rows R: output gradients and inputs, or the reverse.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, transposed: bool = False, micro_batches: int | None = None
-    ) -> None:
-        super().__init__(weight, bias, micro_batches=micro_batches)
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, transposed: bool = False) -> None:
+        super().__init__(weight, bias)
         self.transposed = transposed
 
     def factor_rows(self, inputs: Tensor, output_gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,14 +94,9 @@ class ConvolutionSite(Site):
     """A 1-, 2- or 3-dimensional convolution with numeric padding."""
 
     def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        settings: tuple[list[int], list[int], list[int], int],
-        *,
-        micro_batches: int | None = None,
+        self, weight: Tensor, bias: Tensor | None, settings: tuple[list[int], list[int], list[int], int]
     ) -> None:
-        super().__init__(weight, bias, micro_batches=micro_batches)
+        super().__init__(weight, bias)
         self.stride, self.padding, self.dilation, self.groups = settings
         self.no_output_padding = [0] * len(self.stride)
 
@@ -165,8 +158,8 @@ class ScalarSite(Site):
 class EmbeddingSite(Site):
     """z = W[indices]: the input rows are one-hot, so the weight gradient is a sum of rows by index."""
 
-    def __init__(self, weight: Tensor, padding_index: int | None, *, micro_batches: int | None = None) -> None:
-        super().__init__(weight, None, micro_batches=micro_batches)
+    def __init__(self, weight: Tensor, padding_index: int | None) -> None:
+        super().__init__(weight, None)
         if padding_index is not None and padding_index < 0:
             padding_index += weight.shape[0]
         self.padding_index = padding_index

@@ -43,8 +43,9 @@ class Site(ABC):
     the visit that has them returns their contribution itself. So no order of visits loses a term.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, micro_batches: int | None = None) -> None:
-        self.weight, self.bias, self.micro_batches = weight, bias, micro_batches
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.micro_batches: int | None = None  # how many go through in one pass
         self.inner = True
         self.ordinary: Callable[[], bool] = lambda: False  # whether to differentiate now as any layer does
         self.weight_by_autograd = self.bias_by_autograd = False

@@ -12,7 +12,7 @@ Six matrix products per linear layer in the Gram form, nine in the direct form; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ from tacit._tree import total
 from tacit.penalty._buffers import BufferVersions
 from tacit.penalty._capture import Capture
 from tacit.penalty._check import check_against_double_backward
+from tacit.penalty._compiled import uncompiled
 from tacit.penalty._layers import LinearSite
-from tacit.penalty._refusals import NOTHING_REACHED
+from tacit.penalty._one_pass import MicroBatchCapture, NotInOnePassError, UsesChangedError, micro_batch_losses
+from tacit.penalty._refusals import NOTHING_REACHED, refuse_wrong_graphs
 from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import (
     bias_squared_norm,
@@ -37,6 +39,8 @@ from tacit.penalty._squared_norms import (
 from tacit.penalty._state import RandomState, second_pass, without_hooks
 from tacit.penalty._task import Closure, Outcome, Task
 
+LARGEST_COPIES = 2**24  # numbers: 64 MB in float32, beside four times the model
+
 
 @dataclass
 class View:
@@ -46,6 +50,7 @@ class View:
     sites: list[Site]
     anchor: Tensor  # a leaf that every site hangs on: asking for its gradient visits them all
     gradients: dict[int, Tensor]  # id(parameter) → differentiable gradient, for parameters not known by sites alone
+    copies: dict[int, Tensor] = field(default_factory=dict)  # id(parameter) → a copy for each micro-batch
 
 
 def backward(task: Task) -> Outcome:
@@ -79,6 +84,70 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
                 _outer_pass(task, loss + task.strength / 4 * share, sites, comes, factored)
     outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
     return outcome, [site for site in factored if isinstance(site, LinearSite)]
+
+
+def run_in_one_pass(
+    task: Task,
+    closure: Callable[..., Tensor],
+    batch: Sequence[Tensor],
+    *,
+    never_sites: set[int],
+    keep_factors: bool,
+) -> tuple[Outcome, list[LinearSite]]:
+    """`run` for all micro-batches at once, (1/K) Σₖ (Ĉₖ + (λ/4)‖∇Ĉₖ‖²); they are the first axis of the batch.
+
+    Raises `NotInOnePassError` where that cannot be done, before anything reaches `.grad`. Parameters that turn out to
+    be used both at sites and in other ways are added to `never_sites`, and the call is to be made again.
+    """
+    device = next(iter(task.parameters.values())).device.type
+    parameters = list(task.parameters.values())
+    count = len(batch[0])
+    trainable = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    capture = MicroBatchCapture(
+        trainable,
+        micro_batches=count,
+        penalised={id(parameter) for parameter in parameters},
+        never_sites=never_sites,
+        buffers=task.model.buffers(),
+    )
+    with torch.enable_grad(), uncompiled():
+        losses = micro_batch_losses(closure, batch, capture, task.model)
+    refuse_wrong_graphs(losses, exact=True)
+    _refuse_mixed_uses(capture, losses, never_sites)
+    view = View(losses.sum(), capture.sites, capture.anchor, {}, capture.copies)
+    sites = view.sites
+    factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
+    with torch.autocast(device, enabled=False):
+        loss = losses.mean()
+        _inner_pass(view, parameters, task.scale)
+        _refuse_large_copies(view, parameters, count)
+        norm = _squared_norm([view], parameters) / (count * task.scale**2)
+        comes = _input_gradients_to_come(sites, norm)
+        _outer_pass(task, loss + task.strength / 4 * norm, sites, comes, factored)
+    return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
+
+
+def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:
+    """Every use of a parameter of the norm is a site or goes through its copies, and no parameter has both."""
+    at_sites = _site_uses(capture.sites)
+    mixed = {key for key in at_sites if key in capture.copies}
+    for leaf, count in leaf_uses(losses).items():
+        expected = at_sites.get(id(leaf), 0) + (id(leaf) in capture.copies)
+        if id(leaf) in capture.penalised and count != expected:
+            raise NotInOnePassError("a parameter is used where its use cannot be seen")
+    if mixed:
+        never_sites |= mixed
+        raise UsesChangedError
+
+
+def _refuse_large_copies(view: View, parameters: Sequence[nn.Parameter], count: int) -> None:
+    """Copies, and weight gradients of single micro-batches, that need more memory than a loop would take time."""
+    wanted = {id(parameter) for parameter in parameters}
+    numbers = sum(copy.numel() for copy in view.copies.values())
+    reached = [site for site in view.sites if site.output_gradient is not None and id(site.weight) in wanted]
+    numbers += count * sum(site.weight.numel() for site in reached if not uses_gram([site]))
+    if numbers > LARGEST_COPIES + 4 * sum(parameter.numel() for parameter in parameters):
+        raise NotInOnePassError("the weights are too many to have a gradient for each micro-batch")
 
 
 def _penalty(task: Task, views: Sequence[View]) -> tuple[Tensor, Tensor, list[list[Tensor]] | None]:
@@ -158,16 +227,21 @@ def _find_other_uses(capture: Capture, loss: Tensor) -> None:
     The capture sees torch functions; the graph also shows uses inside custom autograd functions, as extra edges.
     """
     edges = leaf_uses(loss)
-    uses: dict[int, int] = {}
-    for site in capture.sites:
-        for parameter in (site.weight, site.bias):
-            if parameter is not None:
-                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = _site_uses(capture.sites)
     hidden = {id(leaf) for leaf, count in edges.items() if count != uses.get(id(leaf), count)}
     by_autograd = capture.used_otherwise | hidden
     for site in capture.sites:
         site.weight_by_autograd = id(site.weight) in by_autograd
         site.bias_by_autograd = site.bias is not None and id(site.bias) in by_autograd
+
+
+def _site_uses(sites: Sequence[Site]) -> dict[int, int]:
+    uses: dict[int, int] = {}
+    for site in sites:
+        for parameter in (site.weight, site.bias):
+            if parameter is not None:
+                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    return uses
 
 
 def _inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> None:
@@ -179,7 +253,8 @@ def _inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) ->
     known |= {id(site.bias) for site in view.sites if not site.bias_by_autograd}
     asked = [parameter for parameter in parameters if id(parameter) not in known]
     with without_hooks(asked):
-        gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *asked], create_graph=True, allow_unused=True)
+        wanted = [view.copies.get(id(parameter), parameter) for parameter in asked]
+        gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *wanted], create_graph=True, allow_unused=True)
     for parameter, gradient in zip(asked, gradients[1:], strict=True):
         if gradient is not None:
             view.gradients[id(parameter)] = gradient
