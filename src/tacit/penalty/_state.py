@@ -26,7 +26,8 @@ class RandomState:
     buffers: tuple[tuple[nn.Module, str, Tensor, Tensor], ...]
 
     @staticmethod
-    def now(model: nn.Module, generators: Sequence[torch.Generator] = ()) -> RandomState:
+    def now(model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True) -> RandomState:
+        """The state at this moment; without `buffers`, of the generators alone."""
         indices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
         return RandomState(
             cpu=torch.get_rng_state(),
@@ -36,11 +37,18 @@ class RandomState:
             numpy=np.random.get_state(),
             buffers=tuple(
                 (module, name, buffer, buffer.detach().clone())
-                for module in model.modules()
+                for module in (model.modules() if buffers else ())
                 for name, buffer in module._buffers.items()
                 if buffer is not None
             ),
         )
+
+    def torch_has_drawn(self) -> bool:
+        """Whether one of torch's generators, or of the named ones, has drawn since."""
+        pairs = [(torch.get_rng_state(), self.cpu)]
+        pairs += [(torch.cuda.get_rng_state(index), state) for index, state in self.cuda.items()]
+        pairs += [(generator.get_state(), state) for generator, state in self.named]
+        return not all(torch.equal(now, then) for now, then in pairs)
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)

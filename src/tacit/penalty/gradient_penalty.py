@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import logging
 import math
@@ -21,6 +22,8 @@ from tacit._random import generator as named_generator
 from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._distributed import Step, Workers, lengths
+from tacit.penalty._layers import LinearSite
+from tacit.penalty._micro_batches import MicroBatches
 from tacit.penalty._refusals import UnsupportedModelError, translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._state import RandomState, second_pass
@@ -90,7 +93,9 @@ class GradientPenalty:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.parameters = _penalised_parameters(model, self.exclude)
-        self.method = (fastest_exact(model) if method == "auto" else choose(method)).name
+        self.method = (
+            fastest_exact(model, micro_batches=micro_batch_size is not None) if method == "auto" else choose(method)
+        ).name
         _check_strength(strength)
         if micro_batch_size is not None:
             _check_count("micro_batch_size", micro_batch_size, least=1)
@@ -124,6 +129,7 @@ class GradientPenalty:
         self._checked_at: int | None = None  # the last step at which an approximate method estimated its error
         self._uncertain = False  # whether it was too large there
         self._sites_checked = False
+        self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
@@ -208,7 +214,6 @@ class GradientPenalty:
         pieces = self._micro_batches(batch)
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
-        outcomes = []
         size = next(lengths(batch), None)
         autocast = AmbientAutocast.now(self.model)
         with (
@@ -221,28 +226,46 @@ class GradientPenalty:
                 step.refuse_backward_inside_ddp()
             # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
             deliver = step.deliver if collect or step.distributed or len(pieces) > 1 else None
-            for piece in pieces:
-                closures: list[Closure] = [partial(closure, *piece)]
-                if second_view is not None:
-                    closures.append(second_view)
-                task = Task(
-                    model=self.model,
-                    parameters=self.parameters,
-                    closures=tuple(autocast.around(each) for each in closures),
-                    strength=strength,
-                    exact=method.exact or strength == 0,
-                    weight=weight / len(pieces),
-                    scale=scale,
-                    generators=self.generators,
-                    mean=step.mean if self.of == "global_batch" else None,
-                    deliver=deliver,
-                    central=self.central,
-                    check_error=check,
-                    tolerance=None if self.when_uncertain == "warn" else LARGEST_ERROR,
-                    largest=step.largest if self.of == "global_batch" else None,
-                    check_sites=not self._sites_checked,
-                )
-                outcomes.append(self._run(task))
+            task = Task(
+                model=self.model,
+                parameters=self.parameters,
+                closures=(),
+                strength=strength,
+                exact=method.exact or strength == 0,
+                weight=weight,
+                scale=scale,
+                generators=self.generators,
+                mean=step.mean if self.of == "global_batch" else None,
+                deliver=deliver,
+                central=self.central,
+                check_error=check,
+                tolerance=None if self.when_uncertain == "warn" else LARGEST_ERROR,
+                largest=step.largest if self.of == "global_batch" else None,
+                check_sites=not self._sites_checked,
+            )
+
+            def one_after_another(task: Task) -> tuple[list[Outcome], list[LinearSite]]:
+                found = []
+                for piece in pieces:
+                    closures: list[Closure] = [partial(closure, *piece)]
+                    if second_view is not None:
+                        closures.append(second_view)
+                    around = tuple(autocast.around(each) for each in closures)
+                    part = dataclasses.replace(task, closures=around, weight=task.weight / len(pieces))
+                    found.append(self._run(part))
+                return found, []
+
+            if len(pieces) > 1 and strength and self.method == "gram":
+                with twice_differentiable(self.attention, self._attention_notice):
+                    outcomes, _ = self._micro_batches_in_one_pass.run(
+                        task,
+                        lambda *part: autocast.around(partial(closure, *part))(),
+                        pieces,
+                        loop=one_after_another,
+                        compare=bool(self.check_every) and self.steps % self.check_every == 0,
+                    )
+            else:
+                outcomes, _ = one_after_another(task)
         self.steps += 1
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return step, self._record(outcomes, strength), scale

@@ -86,45 +86,57 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     return outcome, [site for site in factored if isinstance(site, LinearSite)]
 
 
-def run_in_one_pass(
-    task: Task,
-    closure: Callable[..., Tensor],
-    batch: Sequence[Tensor],
-    *,
-    never_sites: set[int],
-    keep_factors: bool,
-) -> tuple[Outcome, list[LinearSite]]:
-    """`run` for all micro-batches at once, (1/K) Σₖ (Ĉₖ + (λ/4)‖∇Ĉₖ‖²); they are the first axis of the batch.
+class OnePass:
+    """All micro-batches at once, (1/K) Σₖ (Ĉₖ + (λ/4)‖∇Ĉₖ‖²), up to the outer pass; they are the batch's first axis.
 
-    Raises `NotInOnePassError` where that cannot be done, before anything reaches `.grad`. Parameters that turn out to
-    be used both at sites and in other ways are added to `never_sites`, and the call is to be made again.
+    Raises `NotInOnePassError`, or whatever torch raises, where that cannot be done. Parameters that turn out to be used
+    both at sites and in other ways are added to `never_sites`, and `UsesChangedError` asks for a second attempt.
     """
-    device = next(iter(task.parameters.values())).device.type
-    parameters = list(task.parameters.values())
-    count = len(batch[0])
-    trainable = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
-    capture = MicroBatchCapture(
-        trainable,
-        micro_batches=count,
-        penalised={id(parameter) for parameter in parameters},
-        never_sites=never_sites,
-        buffers=task.model.buffers(),
-    )
-    with torch.enable_grad(), uncompiled():
-        losses = micro_batch_losses(closure, batch, capture, task.model)
-    refuse_wrong_graphs(losses, exact=True)
-    _refuse_mixed_uses(capture, losses, never_sites)
-    view = View(losses.sum(), capture.sites, capture.anchor, {}, capture.copies)
-    sites = view.sites
-    factored = [site for site in sites if keep_factors and _can_keep_factors(site)]
-    with torch.autocast(device, enabled=False):
-        loss = losses.mean()
-        _inner_pass(view, parameters, task.scale)
-        _refuse_large_copies(view, parameters, count)
-        norm = _squared_norm([view], parameters) / (count * task.scale**2)
-        comes = _input_gradients_to_come(sites, norm)
-        _outer_pass(task, loss + task.strength / 4 * norm, sites, comes, factored)
-    return Outcome(loss.detach(), norm.detach()), [site for site in factored if isinstance(site, LinearSite)]
+
+    def __init__(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        batch: Sequence[Tensor],
+        *,
+        never_sites: set[int],
+        keep_factors: bool = False,
+    ) -> None:
+        parameters = list(task.parameters.values())
+        count = len(batch[0])
+        capture = MicroBatchCapture(
+            [parameter for parameter in task.model.parameters() if parameter.requires_grad],
+            micro_batches=count,
+            penalised={id(parameter) for parameter in parameters},
+            never_sites=never_sites,
+            buffers=task.model.buffers(),
+        )
+        with torch.enable_grad(), uncompiled():
+            losses = micro_batch_losses(closure, batch, capture, task.model)
+        refuse_wrong_graphs(losses, exact=True)
+        _refuse_mixed_uses(capture, losses, never_sites)
+        self.sites, self.device = capture.sites, parameters[0].device.type
+        self.factored = [site for site in self.sites if keep_factors and _can_keep_factors(site)]
+        view = View(losses.sum(), self.sites, capture.anchor, {}, capture.copies)
+        with torch.autocast(self.device, enabled=False):
+            self.loss = losses.mean()
+            _inner_pass(view, parameters, task.scale)
+            _refuse_large_copies(view, parameters, count)
+            self.norm = _squared_norm([view], parameters) / (count * task.scale**2)
+        self.coarsest = max(
+            (site.output_gradient.dtype for site in self.sites if site.output_gradient is not None),
+            key=lambda dtype: torch.finfo(dtype).eps,
+            default=self.loss.dtype,
+        )
+        self.outcome = Outcome(self.loss.detach(), self.norm.detach())
+
+    def finish(self, task: Task, *, form_weight_gradients: bool = False) -> list[LinearSite]:
+        """The outer pass; returns sites with factors where they were asked for, unless all gradients are formed."""
+        factored = [] if form_weight_gradients else self.factored
+        comes = _input_gradients_to_come(self.sites, self.norm)
+        with torch.autocast(self.device, enabled=False):
+            _outer_pass(task, self.loss + task.strength / 4 * self.norm, self.sites, comes, factored)
+        return [site for site in factored if isinstance(site, LinearSite)]
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:

@@ -1,0 +1,143 @@
+"""The penalised gradient of a batch in micro-batches: in one pass where that is possible, one after another otherwise.
+
+    (1/K) Σₖ ( Ĉₖ + (λ/4)‖∇Ĉₖ‖² )
+
+One pass costs about as much as the penalty of the whole batch; K passes cost K times the overhead of small ones. One
+pass is compared with the loop on the first step, and again now and then; where it cannot be made, or gives anything
+else, the loop is taken from then on, and that is said once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.penalty import gram
+from tacit.penalty._layers import LinearSite
+from tacit.penalty._one_pass import NotInOnePassError, UsesChangedError
+from tacit.penalty._state import RandomState
+from tacit.penalty._task import Outcome, Task
+
+_log = logging.getLogger("tacit")
+Result = tuple[list[Outcome], list[LinearSite]]
+Loop = Callable[[Task], Result]
+
+# Largest difference between the two, relative to the gradient's length: roundings of the coarsest numbers in use.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+
+
+class MicroBatches:
+    """What one penalty remembers about its micro-batches: whether one pass is possible, and when it was compared."""
+
+    def __init__(self) -> None:
+        self.in_one_pass = True
+        self.compared = False
+        self._never_sites: set[int] = set()
+
+    def run(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        pieces: Sequence[tuple[Tensor, ...]],
+        *,
+        loop: Loop,
+        compare: bool,
+        keep_factors: bool = False,
+    ) -> Result:
+        """Outcomes of the step. `task` has the weight of the whole batch and no closures; `loop` does it in K passes.
+
+        `compare` asks for a comparison at this step; the first step is compared anyway. Closures that draw random
+        numbers cannot be compared: one pass draws others than the loop, from the same distribution.
+        """
+        if not self.in_one_pass:
+            return loop(task)
+        start = RandomState.now(task.model, task.generators, buffers=False)
+        try:
+            attempt = self._prepare(task, closure, pieces, start, keep_factors)
+        except Exception as error:  # whatever it is, the loop either works or raises an error of the closure itself
+            start.restore()
+            result = loop(task)
+            self._give_up(str(error) if isinstance(error, NotInOnePassError) else _first_sentence(error))
+            return result
+        if (self.compared and not compare) or start.torch_has_drawn():
+            return [attempt.outcome], attempt.finish(task)
+        return self._compare(task, attempt, start, loop)
+
+    def _prepare(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        pieces: Sequence[tuple[Tensor, ...]],
+        start: RandomState,
+        keep_factors: bool,
+    ) -> gram.OnePass:
+        size = len(pieces[0][0])
+        batch = [torch.cat(parts).unflatten(0, (len(pieces), size)) for parts in zip(*pieces, strict=True)]
+        attempt = partial(gram.OnePass, task, closure, batch, keep_factors=keep_factors)
+        try:
+            made = attempt(never_sites=self._never_sites)
+        except UsesChangedError:
+            start.restore()
+            made = attempt(never_sites=self._never_sites)
+        if random.getstate() != start.python or not _same(np.random.get_state(legacy=True), start.numpy):
+            raise NotInOnePassError("the closure draws from Python's or numpy's random numbers")
+        return made
+
+    def _compare(self, task: Task, attempt: gram.OnePass, start: RandomState, loop: Loop) -> Result:
+        """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
+        ours, theirs = _Collector(), _Collector()
+        attempt.finish(dataclasses.replace(task, deliver=ours), form_weight_gradients=True)
+        start.restore()
+        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs))
+        self.compared = True
+        apart = _relative_distance(ours.gradients, theirs.gradients)
+        norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
+        of_norm = abs(float(attempt.outcome.gradient_squared_norm / norm) - 1) if float(norm) else 0.0
+        tolerance = _TOLERANCES.get(attempt.coarsest, 1e-3)
+        if max(apart, of_norm) > tolerance:
+            self._give_up(f"one pass gives a gradient that differs by {max(apart, of_norm):.1g}")
+        leaves = list(theirs.gradients)
+        (task.deliver or torch.autograd.backward)(leaves, [theirs.gradients[leaf] for leaf in leaves])
+        return outcomes, sites
+
+    def _give_up(self, reason: str) -> None:
+        self.in_one_pass = False
+        _log.warning("micro-batches are computed one after another, which is slower than in one pass: %s.", reason)
+
+
+class _Collector:
+    """Gradients by leaf, added up, in place of `.grad`."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[Tensor, Tensor] = {}
+
+    def __call__(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            known = self.gradients.get(leaf)
+            self.gradients[leaf] = gradient if known is None else known + gradient
+
+
+def _relative_distance(ours: dict[Tensor, Tensor], theirs: dict[Tensor, Tensor]) -> float:
+    apart = size = 0.0
+    for leaf in {**ours, **theirs}:
+        a, b = (found.get(leaf, torch.zeros_like(leaf)).to_dense().double() for found in (ours, theirs))
+        apart, size = apart + float((a - b).square().sum()), size + float(b.square().sum())
+    return (apart / size) ** 0.5 if size else float(apart > 0)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two states of numpy's global generator are equal: names, arrays and numbers."""
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def _first_sentence(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+    return f"torch.vmap says {text!r}" if text else type(error).__name__

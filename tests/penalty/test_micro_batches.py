@@ -1,0 +1,384 @@
+"""Micro-batches in one pass: what K calls of the closure give, or a loop that is announced; never anything else."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from cases import ConvolutionNet, EmbeddingNet, HiddenUse, SkipInitNet, TransformerBlock, Twice, labels, numbers, spread
+from tacit import GradientPenalty
+from tacit.penalty import gram
+from tacit.penalty._micro_batches import MicroBatches
+from tacit.studies.train.models import mlp
+
+SIZE = 3  # of a micro-batch; batches have 12 examples
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss = lambda model, x, y: F.cross_entropy(model(x), y)
+
+    def closure(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.model, x, y)
+
+
+def vectors(model: nn.Module, width: int, loss: Loss | None = None) -> Problem:
+    made = spread(model).double(), numbers(12, width, seed=1), labels(12, 3, 2)
+    return Problem(*made) if loss is None else Problem(*made, loss)
+
+
+def images(model: nn.Module) -> Problem:
+    return Problem(spread(model).double(), numbers(12, 2, 4, 4, seed=1), labels(12, 3, 2))
+
+
+def of_tokens(model: nn.Module) -> Problem:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    return Problem(spread(model).double(), labels(48, 7, 4).reshape(12, 4), labels(48, 7, 5).reshape(12, 4), loss)
+
+
+def frozen(problem: Problem, *names: str) -> Problem:
+    for name, parameter in problem.model.named_parameters():
+        parameter.requires_grad_(name not in names)
+    return problem
+
+
+def norm_net(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Linear(8, 3))
+
+
+def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    features = F.normalize(model(x), dim=-1)
+    return F.cross_entropy(features @ features.T, torch.arange(len(x)))
+
+
+def masked_mean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    mask = (y != 0).double()
+    return (F.cross_entropy(model(x), y, reduction="none") * mask).sum() / mask.sum().clamp_min(1)
+
+
+class Positions(nn.Module):
+    """Bare parameters, a scalar gate, a parameter that is expanded, and one the loss does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.shift, self.gate, self.unused = (nn.Parameter(torch.ones(size)) for size in (4, 1, 2))
+        self.token = nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x) + self.shift) * self.gate
+        return self.leave(h + self.token.expand(len(x), -1).sin())
+
+
+class Changes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        h[:, 0] = 0
+        h += x[:, :1]
+        return self.leave(F.relu(h, inplace=True))
+
+
+def encoder() -> Problem:
+    model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    return Problem(
+        spread(model).double(), numbers(12, 5, 4, seed=1), labels(12, 3, 2), lambda m, x, y: (m(x) - x).square().mean()
+    )
+
+
+ONE_PASS: dict[str, Callable[[], Problem]] = {
+    "mlp": lambda: vectors(mlp([5, 12, 12, 3]), 5),
+    "wide": lambda: vectors(mlp([5, 40, 40, 3]), 5),
+    "convolution": lambda: images(ConvolutionNet()),
+    "scalars": lambda: images(SkipInitNet()),
+    "transformer": lambda: of_tokens(TransformerBlock()),
+    "embedding": lambda: of_tokens(EmbeddingNet(tied=False)),
+    "tied": lambda: of_tokens(EmbeddingNet(tied=True)),
+    "used twice": lambda: vectors(Twice(), 3),
+    "group norm": lambda: images(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3))),
+    "layer norm": lambda: vectors(norm_net(nn.LayerNorm(8)), 5),
+    "batch norm in evaluation mode": lambda: vectors(norm_net(nn.BatchNorm1d(8)).eval(), 5),
+    "batch norm without statistics": lambda: vectors(norm_net(nn.BatchNorm1d(8, track_running_stats=False)), 5),
+    "bare parameters": lambda: vectors(Positions(), 5),
+    "in place": lambda: vectors(Changes(), 5),
+    "encoder": encoder,
+    "frozen": lambda: frozen(vectors(mlp([5, 12, 12, 3]), 5), "0.weight", "2.bias"),
+    "class weights": lambda: vectors(
+        mlp([5, 12, 3]), 5, lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.arange(1.0, 4.0).double())
+    ),
+    "ignored labels": lambda: vectors(mlp([5, 12, 3]), 5, lambda m, x, y: F.cross_entropy(m(x), y, ignore_index=2)),
+    "masked mean": lambda: vectors(mlp([5, 12, 3]), 5, masked_mean),
+    "sum": lambda: vectors(mlp([5, 12, 3]), 5, lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum")),
+    "contrastive": lambda: vectors(mlp([5, 12, 3]), 5, contrastive),
+}
+
+
+def reference(problem: Problem, strength: float, *, inside: list[str] | None = None) -> tuple[list[Tensor], float]:
+    """(1/K) Σₖ (Ĉₖ + (λ/4)‖∇Ĉₖ‖²) differentiated twice by plain autograd, micro-batch by micro-batch."""
+    model = problem.model
+    leaves = list(model.parameters())
+    named = dict(model.named_parameters())
+    norm_of = [p for name, p in named.items() if p.requires_grad and (inside is None or name in inside)]
+    whole, norms = torch.zeros((), dtype=torch.float64), 0.0
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for x, y in zip(problem.inputs.split(SIZE), problem.targets.split(SIZE), strict=True):
+            loss = problem.closure(x, y)
+            gradients = torch.autograd.grad(loss, norm_of, create_graph=True, allow_unused=True)
+            norm = sum(gradient.square().sum() for gradient in gradients if gradient is not None)
+            whole, norms = whole + (loss + strength / 4 * norm) / 4, norms + float(norm) / 4
+        found = torch.autograd.grad(whole, [p for p in leaves if p.requires_grad], allow_unused=True)
+    filled = iter(found)
+    return [next(filled) if p.requires_grad else None for p in leaves], norms
+
+
+def assert_exact(problem: Problem, penalty: GradientPenalty, *, inside: list[str] | None = None) -> None:
+    expected, norm = reference(problem, 0.7, inside=inside)
+    penalty.backward(problem.closure, problem.inputs, problem.targets)
+    size = max(float(gradient.abs().max()) for gradient in expected if gradient is not None)
+    for parameter, truth in zip(problem.model.parameters(), expected, strict=True):
+        if truth is None:
+            assert parameter.grad is None or not parameter.grad.any()
+        else:  # biases in front of a norm have a gradient of 0: the whole gradient sets the scale
+            torch.testing.assert_close(parameter.grad, truth, rtol=1e-11, atol=1e-13 * max(1.0, size))
+    assert float(penalty.last.gradient_squared_norm) == pytest.approx(norm, rel=1e-12)
+
+
+def penalty_of(problem: Problem, **settings: object) -> GradientPenalty:
+    return GradientPenalty(problem.model, 0.7, method="gram", micro_batch_size=SIZE, **settings)
+
+
+def loop_of(problem: Problem) -> GradientPenalty:
+    return GradientPenalty(problem.model, 0.7, method="double_backward", micro_batch_size=SIZE)
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_one_pass_gives_what_the_loop_gives(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    problem = ONE_PASS[name]()
+    penalty = penalty_of(problem, check_every=0)
+    calls = []
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        calls.append(len(x))
+        return problem.closure(x, y)
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):  # the first step is compared with the loop, the second is one pass alone
+            problem.model.zero_grad()
+            assert_exact(problem, penalty)
+        assert "one after another" not in caplog.text
+    problem.model.zero_grad()
+    penalty.backward(closure, problem.inputs, problem.targets)
+    assert calls == [SIZE]
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "bare parameters", "convolution", "tied"])
+def test_one_pass_with_parameters_left_out_of_the_norm(name: str) -> None:
+    problem = ONE_PASS[name]()
+    names = [key for key, parameter in problem.model.named_parameters() if parameter.requires_grad]
+    for excluded in (names[:1], names[1:3], names[-1:]):
+        problem.model.zero_grad()
+        penalty = penalty_of(problem, exclude=excluded, check_every=0)
+        for _ in range(2):
+            problem.model.zero_grad()
+            assert_exact(problem, penalty, inside=[key for key in names if key not in excluded])
+
+
+def test_one_pass_reaches_inputs_and_encoders_outside_the_model() -> None:
+    problem = ONE_PASS["mlp"]()
+    outside = nn.Linear(5, 5).double()
+    problem.inputs.requires_grad_()
+    results = []
+    for way in ("gram", "double_backward"):
+        penalty = GradientPenalty(problem.model, 0.7, method=way, micro_batch_size=SIZE)
+        for _ in range(2):
+            for tensor in (*problem.model.parameters(), *outside.parameters(), problem.inputs):
+                tensor.grad = None
+            penalty.backward(lambda x, y: problem.closure(outside(x), y), problem.inputs, problem.targets)
+        results.append([tensor.grad.clone() for tensor in (*outside.parameters(), problem.inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
+class Counting(nn.Module):
+    def __init__(self, *, replaced: bool) -> None:
+        super().__init__()
+        self.inner, self.replaced = mlp([5, 8, 3]), replaced
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.replaced:
+            self.count = self.count + 1
+        else:
+            self.count += 1
+        return self.inner(x) * self.count.clone()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(checkpoint(lambda t: torch.tanh(self.enter(t)), x, use_reentrant=False))
+
+
+def reads_a_number(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    return loss * (2.0 if loss.item() > 1.1 else 1.0)
+
+
+LOOPS: dict[str, tuple[Callable[[], Problem], str]] = {
+    "batch norm": (lambda: vectors(norm_net(nn.BatchNorm1d(8)), 5), "writes a buffer"),
+    "a buffer written": (lambda: vectors(Counting(replaced=False), 5), "writes a buffer"),
+    "a buffer replaced": (lambda: vectors(Counting(replaced=True), 5), "replaces a buffer"),
+    "a custom function": (lambda: vectors(HiddenUse(), 3), "vmap"),
+    "checkpointing": (lambda: vectors(Checkpointed(), 5), "checkpointing"),
+    "a number read": (lambda: vectors(mlp([5, 8, 3]), 5, reads_a_number), "item"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_loop_is_taken_where_one_pass_is_impossible_and_said_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, reason = LOOPS[name]
+    problem, twin = make(), make()
+    penalty, loop = (
+        penalty_of(problem),
+        GradientPenalty(twin.model, 0.7, method="double_backward", micro_batch_size=SIZE),
+    )
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            penalty.backward(problem.closure, problem.inputs, problem.targets)
+            loop.backward(twin.closure, twin.inputs, twin.targets)
+    said = [record.getMessage() for record in caplog.records if "one after another" in record.getMessage()]
+    assert len(said) == 1
+    assert reason in said[0]
+    for ours, theirs in zip(problem.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+    for ours, theirs in zip(problem.model.buffers(), twin.model.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_closure_that_draws_from_python_is_looped() -> None:
+    problem = ONE_PASS["mlp"]()
+    penalty = penalty_of(problem)
+    random.seed(1)
+    penalty.backward(lambda x, y: random.random() * problem.closure(x, y), problem.inputs, problem.targets)
+    after = random.getstate()
+    assert not penalty._micro_batches_in_one_pass.in_one_pass
+    random.seed(1)
+    for _ in range(4):
+        random.random()
+    assert random.getstate() == after
+
+
+def test_a_wrong_one_pass_is_noticed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A norm that is right for the whole batch and wrong for micro-batches."""
+    problem = ONE_PASS["mlp"]()
+    expected, _ = reference(problem, 0.7)
+    monkeypatch.setattr("tacit.penalty.gram._squared_norm", _doubled_in_one_pass())
+    penalty = penalty_of(problem)
+    monkeypatch.setattr("tacit.penalty._check.NORM_TOLERANCE", 10.0)  # the loop's own check is not under test
+    with caplog.at_level(logging.WARNING):
+        penalty.backward(problem.closure, problem.inputs, problem.targets)
+    assert "one pass gives a gradient that differs" in caplog.text
+    for parameter, truth in zip(problem.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, truth)
+
+
+def _doubled_in_one_pass() -> Callable[..., Tensor]:
+    plain = gram._squared_norm
+    return lambda views, parameters: plain(views, parameters) * (2 if views[0].sites[0].micro_batches else 1)
+
+
+def test_dropout_has_a_mask_of_its_own_in_every_micro_batch() -> None:
+    torch.manual_seed(0)
+    seen = []
+    model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)).double()
+    model[1].register_forward_hook(lambda module, inputs, output: seen.append(output == 0))
+    penalty = GradientPenalty(model, 0.7, method="gram", micro_batch_size=SIZE)
+    inputs = numbers(1, 5, seed=1).expand(12, 5)
+    penalty.backward(lambda x, y: F.cross_entropy(model(x), y), inputs, labels(12, 3, 2))
+    assert penalty._micro_batches_in_one_pass.in_one_pass
+    assert len(seen) == 1
+    masks = torch._C._functorch.get_unwrapped(seen[0]).reshape(12, 64)
+    assert len({tuple(mask.tolist()) for mask in masks}) == 12
+
+
+def test_the_comparison_repeats_every_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, compared = ONE_PASS["mlp"](), []
+    plain = MicroBatches._compare
+    monkeypatch.setattr(
+        MicroBatches, "_compare", lambda self, *rest: compared.append(penalty.steps) or plain(self, *rest)
+    )
+    penalty = penalty_of(problem, check_every=3)
+    for _ in range(7):
+        penalty.backward(problem.closure, problem.inputs, problem.targets)
+    assert compared == [0, 3, 6]
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_weights_and_scalers(accumulated: bool) -> None:
+    problem = ONE_PASS["mlp"]()
+    twin = copy.deepcopy(problem)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if accumulated else None
+    ours, theirs = (
+        penalty_of(problem),
+        GradientPenalty(twin.model, 0.7, method="double_backward", micro_batch_size=SIZE),
+    )
+    for _ in range(2):
+        ours.backward(problem.closure, problem.inputs, problem.targets, weight=0.5, scaler=scaler)
+        theirs.backward(twin.closure, twin.inputs, twin.targets, weight=0.5, scaler=scaler)
+    for a, b in zip(problem.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_autocast_in_one_pass(where: str) -> None:
+    problem = ONE_PASS["wide"]()
+    problem.model.float()
+    expected = torch.cat([part.reshape(-1) for part in reference(_as_double(problem), 0.7)[0]])
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "inside" or torch.is_autocast_enabled("cpu")):
+            return problem.closure(x.float(), y)
+
+    penalty = penalty_of(problem, check_every=0)
+    for _ in range(2):
+        problem.model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "outside"):
+            penalty.backward(closure, problem.inputs, problem.targets)
+    found = torch.cat([parameter.grad.reshape(-1) for parameter in problem.model.parameters()])
+    assert penalty._micro_batches_in_one_pass.in_one_pass
+    assert 1e-5 < float((found - expected).norm() / expected.norm()) < 0.05  # bfloat16 has 8 bits
+
+
+def _as_double(problem: Problem) -> Problem:
+    return Problem(copy.deepcopy(problem.model).double(), problem.inputs, problem.targets, problem.loss)
+
+
+def test_auto_takes_one_pass_for_narrow_linear_layers_and_not_for_convolutions() -> None:
+    assert GradientPenalty(mlp([5, 12, 3]), 1.0, micro_batch_size=2).method == "gram"
+    assert GradientPenalty(mlp([5, 12, 3]), 1.0).method == "double_backward"
+    assert GradientPenalty(nn.Conv2d(4, 4, 3), 1.0, micro_batch_size=2).method == "double_backward"
