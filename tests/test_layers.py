@@ -19,6 +19,7 @@ LAYERS = [
             "_counted",
             "_errors",
             "_files",
+            "_gradient_sources",
             "_graph",
             "_own_code",
             "_parsing",

@@ -186,3 +186,95 @@ def test_a_call_without_gradients_is_explained() -> None:
     recorder = tacit.Recorder(plain_net(), batch_size=8, train_size=64)
     with pytest.raises(tacit.InputError, match="between backward and zero_grad"):
         recorder.after_backward()
+
+
+def penalised_training(recorder: Any, penalty: Any, model: nn.Module, *, as_tensor: bool = False) -> None:
+    """Batches at fixed parameters, so that rows do not depend on how many steps a window takes."""
+    for start in range(0, 64, 8):
+        model.zero_grad()
+        x, y = INPUTS[start : start + 8], TARGETS[start : start + 8]
+        if as_tensor:
+            penalty.loss(lambda x=x, y=y: F.cross_entropy(model(x), y)).backward()
+        else:
+            penalty.backward(lambda x=x, y=y: F.cross_entropy(model(x), y))
+        recorder.after_backward()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_penalised_gradients_are_left_out_of_the_window(as_tensor: bool) -> None:
+    model = spread(plain_net())
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=4)
+    penalised_training(recorder, tacit.GradientPenalty(model, 1.0, every=2), model, as_tensor=as_tensor)
+    expected = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=4)
+    for start in range(8, 64, 16):  # the plain steps are every second one, from the second
+        model.zero_grad()
+        F.cross_entropy(model(INPUTS[start : start + 8]), TARGETS[start : start + 8]).backward()
+        expected.after_backward()
+    assert len(recorder.rows) == len(expected.rows) == 1
+    assert recorder.rows[0]["gradient_covariance_trace"] == expected.rows[0]["gradient_covariance_trace"]
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_window_of_penalised_gradients_is_refused(as_tensor: bool) -> None:
+    model = spread(plain_net())
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=4)
+    with pytest.raises(tacit.InputError, match="are those of a loss with a penalty of strength 1, and those of the 3"):
+        penalised_training(recorder, tacit.GradientPenalty(model, 1.0), model, as_tensor=as_tensor)
+
+
+def test_full_measurements_go_on_under_a_penalty() -> None:
+    model = spread(plain_net())
+    options: dict[str, Any] = {"full": 4, "loss_fn": F.cross_entropy, "dataset": (INPUTS, TARGETS), "sample": None}
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=4, **options)
+    penalised_training(recorder, tacit.GradientPenalty(model, 1.0), model)
+    assert [row["kind"] for row in recorder.rows] == ["full", "full"]
+    seen = tacit.measure(model, F.cross_entropy, (INPUTS, TARGETS), batch_size=8, sample=None)
+    assert recorder.rows[0]["gradient_covariance_trace"] == pytest.approx(seen.gradient_covariance_trace.value)
+
+
+def test_a_penalty_of_strength_zero_leaves_plain_gradients() -> None:
+    model = spread(plain_net())
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=4)
+    penalised_training(recorder, tacit.GradientPenalty(model, 0.0), model)
+    assert len(recorder.rows) == 1
+
+
+def test_the_gradients_that_factored_sgd_never_forms_are_not_taken_for_zeros() -> None:
+    model = spread(plain_net())
+    optimizer = tacit.FactoredSGD(model, lr=0.1)
+    recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=64, window=2)
+    for _ in range(2):
+        optimizer.step(lambda: F.cross_entropy(model(INPUTS[:8]), TARGETS[:8]))
+        if recorder.steps == 0:
+            recorder.after_backward()
+    with pytest.raises(tacit.InputError, match="never formed by FactoredSGD"):
+        recorder.after_backward()
+
+
+def test_a_resumed_recorder_goes_on_in_the_middle_of_a_window() -> None:
+    whole_model, model = spread(plain_net()), spread(plain_net())
+    whole = tacit.Recorder(whole_model, batch_size=8, train_size=64, every=5, window=3)
+    train(whole_model, whole, 12)
+    first = tacit.Recorder(model, batch_size=8, train_size=64, every=5, window=3)
+    resumed = tacit.Recorder(model, batch_size=8, train_size=64, every=5, window=3)
+
+    class Both:
+        """The first recorder up to the seventh step, in a window; then one that is given its state."""
+
+        calls = 0
+
+        def after_backward(self) -> None:
+            if self.calls == 7:
+                resumed.load_state_dict(first.state_dict())
+            (first if self.calls < 7 else resumed).after_backward()
+            self.calls += 1
+
+    train(model, Both(), 12)
+    assert resumed.rows == whole.rows
+    assert resumed.steps == 12
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    recorder = tacit.Recorder(plain_net(), batch_size=8, train_size=64, every=5, window=3)
+    with pytest.raises(tacit.InputError, match="the state has no rows, squares, sum"):
+        recorder.load_state_dict({"steps": 3})

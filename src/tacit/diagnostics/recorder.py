@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit._gradient_sources import content_since_last_question
 from tacit._tree import Tree
 from tacit.diagnostics.measuring import measure
 
@@ -29,6 +30,9 @@ class Recorder:
 
     No extra pass, one extra gradient in memory. Cheap and rough: parameters move within the window, which a full
     measurement (`full`: at which steps; it needs `loss_fn` and `dataset`, and takes `sample` examples) does not suffer.
+
+    Steps of a `GradientPenalty` that carried the penalty are left out of the window: their gradients are not those of
+    Ĉ. Where all steps carry it, there are full measurements only.
 
     Rows go to `rows`, to the JSON Lines file `path`, and to `writer`, anything with TensorBoard's
     `add_scalar(name, value, step)`; `tensorboard="folder"` makes one. Training is bitwise the same with and without it:
@@ -90,16 +94,58 @@ class Recorder:
         self.steps = 0
         self._sum: Tree | None = None
         self._squares: list[float] = []
+        self._left_out = 0  # steps in a row whose gradients were not plain, while a window was open
 
     def after_backward(self) -> None:
         """Reads `.grad` of the model's parameters. Call it once per step, also on steps that it does not record."""
         step, self.steps = self.steps, self.steps + 1
         if self._sum is None and _now(self.every, step):
             self._sum, self._squares = {}, []
-        if self._sum is not None:
+        content = content_since_last_question(self.model.parameters())
+        if self._sum is not None and content is None:
+            self._left_out = 0
             self._watch(step)
+        elif self._sum is not None:
+            self._leave_out(content)
         if self.full is not None and _now(self.full, step):
             self._measure(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step count, the rows, and the window that is open: what a resumed run needs."""
+        return {
+            "steps": self.steps,
+            "rows": [dict(row) for row in self.rows],
+            "sum": None if self._sum is None else {name: tensor.clone() for name, tensor in self._sum.items()},
+            "squares": list(self._squares),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        missing = {"steps", "rows", "sum", "squares"} - set(state)
+        if missing:
+            raise InputError(f"the state has no {', '.join(sorted(missing))}; expected that of Recorder.state_dict().")
+        devices = {name: parameter.device for name, parameter in self.model.named_parameters()}
+        unknown = set(state["sum"] or ()) - set(devices)
+        if unknown:
+            raise InputError(f"the state has a gradient of {min(unknown)!r}, which the model does not have.")
+        self.steps, self.rows = int(state["steps"]), [dict(row) for row in state["rows"]]
+        self._squares = [float(square) for square in state["squares"]]
+        self._sum = (
+            None
+            if state["sum"] is None
+            else {name: tensor.to(devices[name], copy=True) for name, tensor in state["sum"].items()}
+        )
+
+    def _leave_out(self, content: str | None) -> None:
+        self._left_out += 1
+        if self._left_out < self.window:
+            return
+        self._sum = None
+        if self.full is None:
+            raise InputError(
+                f"the gradients {content}, and those of the {self._left_out - 1} steps before; the window needs plain "
+                "ones. Use full=… with loss_fn and dataset, which reads no gradients of the training loop, or a "
+                "penalty with every=2 or more."
+            )
 
     def _watch(self, step: int) -> None:
         # By name: a layer that a step leaves out has no gradient then, which counts as zero.

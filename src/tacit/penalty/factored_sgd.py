@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit._gradient_sources import GradientSource
 from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._refusals import translated_errors
@@ -64,6 +65,7 @@ class FactoredSGD(torch.optim.Optimizer):
         self.named = _penalised_parameters(model, ())
         self.last: PenaltyRecord | None = None
         self._sites_checked = False
+        self._source = GradientSource()
         super().__init__(
             list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
         )
@@ -90,6 +92,7 @@ class FactoredSGD(torch.optim.Optimizer):
         with torch.enable_grad(), translated_errors(), without_ddp(), autocast.switched_off(), exact:
             outcome, sites = gram.run(task, keep_factors=True)
         self._sites_checked |= outcome.checked
+        self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
         by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
         for site in sites:

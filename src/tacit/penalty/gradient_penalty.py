@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from tacit._errors import InputError
+from tacit._gradient_sources import GradientSource
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
@@ -131,6 +132,7 @@ class GradientPenalty:
         self._sites_checked = False
         self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
+        self._source = GradientSource()
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
 
@@ -267,6 +269,8 @@ class GradientPenalty:
             else:
                 outcomes, _ = one_after_another(task)
         self.steps += 1
+        if strength:
+            self._source.holds(self.parameters.values(), f"are those of a loss with a penalty of strength {strength:g}")
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return step, self._record(outcomes, strength), scale
 
