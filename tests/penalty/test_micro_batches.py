@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from cases import ConvolutionNet, EmbeddingNet, HiddenUse, SkipInitNet, TransformerBlock, Twice, labels, numbers, spread
-from tacit import GradientPenalty
+from tacit import FactoredSGD, GradientPenalty, InputError
 from tacit.penalty import gram
 from tacit.penalty._micro_batches import MicroBatches
 from tacit.studies.train.models import mlp
@@ -382,3 +382,37 @@ def test_auto_takes_one_pass_for_narrow_linear_layers_and_not_for_convolutions()
     assert GradientPenalty(mlp([5, 12, 3]), 1.0, micro_batch_size=2).method == "gram"
     assert GradientPenalty(mlp([5, 12, 3]), 1.0).method == "double_backward"
     assert GradientPenalty(nn.Conv2d(4, 4, 3), 1.0, micro_batch_size=2).method == "double_backward"
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide", "transformer", "tied", "bare parameters", "batch norm"])
+def test_the_factored_step_takes_micro_batches(name: str) -> None:
+    make = ONE_PASS[name] if name in ONE_PASS else LOOPS[name][0]
+    problem = make()
+    optimizer = FactoredSGD(problem.model, lr=1.0, strength=0.7, micro_batch_size=SIZE)
+    for _ in range(3):  # the first step is compared with a loop
+        before = [parameter.detach().clone() for parameter in problem.model.parameters()]
+        twin = Problem(copy.deepcopy(problem.model), problem.inputs, problem.targets, problem.loss)
+        expected, norm = reference(twin, 0.7)
+        optimizer.step(problem.closure, problem.inputs, problem.targets)
+        for old, parameter, truth in zip(before, problem.model.parameters(), expected, strict=True):
+            moved = old - parameter.detach()
+            torch.testing.assert_close(
+                moved, torch.zeros_like(moved) if truth is None else truth, rtol=1e-9, atol=1e-12
+            )
+        assert float(optimizer.last.gradient_squared_norm) == pytest.approx(norm, rel=1e-11)
+
+
+def test_the_factored_step_forms_no_weight_gradient_in_one_pass() -> None:
+    problem = ONE_PASS["wide"]()
+    optimizer = FactoredSGD(problem.model, lr=0.1, strength=0.7, micro_batch_size=SIZE)
+    for _ in range(2):
+        optimizer.step(problem.closure, problem.inputs, problem.targets)
+    assert all(parameter.grad is None for parameter in problem.model.parameters() if parameter.dim() == 2)
+
+
+def test_the_factored_step_without_a_batch_is_refused() -> None:
+    problem = ONE_PASS["mlp"]()
+    with pytest.raises(InputError, match=r"got no batch; expected step\(closure, inputs, targets\)"):
+        FactoredSGD(problem.model, lr=0.1, micro_batch_size=2).step(lambda: torch.ones(()))
+    with pytest.raises(InputError, match="micro_batch_size=0"):
+        FactoredSGD(problem.model, lr=0.1, micro_batch_size=0)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit._errors import InputError
 from tacit.penalty import gram
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._one_pass import NotInOnePassError, UsesChangedError
@@ -32,6 +33,27 @@ Loop = Callable[[Task], Result]
 
 # Largest difference between the two, relative to the gradient's length: roundings of the coarsest numbers in use.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+
+
+def split(batch: tuple[Tensor, ...], size: int | None, caller: str) -> list[tuple[Tensor, ...]]:
+    """The batch in equal micro-batches of `size` along the first axis; whole where there is no size."""
+    if size is None:
+        return [batch]
+    if not batch:
+        raise InputError(
+            f"micro_batch_size={size} but got no batch; "
+            f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
+        )
+    lengths = {len(tensor) for tensor in batch}
+    if len(lengths) != 1:
+        raise InputError(f"the batch tensors have lengths {sorted(lengths)}; expected one length.")
+    length = lengths.pop()
+    if length == 0:
+        raise InputError("the batch is empty; expected at least one example.")
+    if length % size:
+        remedy = f"Use a divisor of {length}." if size < length else f"Use at most {length}."
+        raise InputError(f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}")
+    return list(zip(*[tensor.split(size) for tensor in batch], strict=True))
 
 
 class MicroBatches:

@@ -8,25 +8,32 @@ small batch size waits for.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
+from tacit.penalty._layers import LinearSite
+from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
-from tacit.penalty._task import Task
+from tacit.penalty._task import Outcome, Task
 from tacit.penalty._wrappers import refuse_ddp, without_ddp
 from tacit.penalty.gradient_penalty import _penalised_parameters
 from tacit.penalty.record import PenaltyRecord
+
+COMPARE_EVERY = 100  # steps between comparisons of micro-batches in one pass with a loop, as in `GradientPenalty`
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -38,9 +45,9 @@ class FactoredSGD(torch.optim.Optimizer):
     and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
     optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
 
-    `attention` is that of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the update and is no part of
-    the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks, DistributedDataParallel) has
-    nothing to work on here.
+    `micro_batch_size` and `attention` are those of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the
+    update and is no part of the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks,
+    DistributedDataParallel) has nothing to work on here.
 
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
@@ -55,6 +62,7 @@ class FactoredSGD(torch.optim.Optimizer):
         *,
         strength: float = 0.0,
         weight_decay: float = 0.0,
+        micro_batch_size: int | None = None,
         attention: str = "math",
     ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("strength", strength)):
@@ -64,7 +72,10 @@ class FactoredSGD(torch.optim.Optimizer):
         self._attention_notice = AttentionNotice()
         self.named = _penalised_parameters(model, ())
         self.last: PenaltyRecord | None = None
-        self._sites_checked = False
+        if micro_batch_size is not None:
+            whole_number("micro_batch_size", micro_batch_size, at_least=1)
+        self.micro_batch_size, self._micro_batches = micro_batch_size, MicroBatches()
+        self._steps, self._sites_checked = 0, False
         self._source = GradientSource()
         super().__init__(
             list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
@@ -75,8 +86,12 @@ class FactoredSGD(torch.optim.Optimizer):
             raise InputError("FactoredSGD has one parameter group, the model's; a second one cannot be added.")
         super().add_param_group(param_group)
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
-        """One update; returns the minibatch loss Ĉ before it, detached."""
+    def step(self, closure: Callable[..., Tensor] | None = None, *batch: Tensor) -> Tensor:  # type: ignore[override]
+        """One update; returns the minibatch loss Ĉ before it, detached.
+
+        Given `batch` tensors the closure is called with them, or with equal slices of them along the first axis when
+        there is a `micro_batch_size`: the penalty is then the mean of the micro-batches' penalties.
+        """
         if not callable(closure):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         group: dict[str, Any] = self.param_groups[0]
@@ -84,14 +99,7 @@ class FactoredSGD(torch.optim.Optimizer):
             _check_number(name, group[name])
         self.zero_grad(set_to_none=True)
         strength = float(group["strength"])
-        autocast = AmbientAutocast.now(self.model)
-        task = Task(
-            self.model, self.named, (autocast.around(closure),), strength=strength, check_sites=not self._sites_checked
-        )
-        exact = twice_differentiable(self.attention, self._attention_notice) if strength else nullcontext()
-        with torch.enable_grad(), translated_errors(), without_ddp(), autocast.switched_off(), exact:
-            outcome, sites = gram.run(task, keep_factors=True)
-        self._sites_checked |= outcome.checked
+        outcomes, sites = self._differentiate(closure, split(batch, self.micro_batch_size, "step"), strength)
         self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
         shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
         by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
@@ -107,9 +115,45 @@ class FactoredSGD(torch.optim.Optimizer):
                     if shrink != 1 and id(parameter) not in by_weight:  # a tied weight has shrunk above
                         parameter.mul_(shrink)
                     parameter.add_(parameter.grad, alpha=-rate)
-        norm = outcome.gradient_squared_norm if task.strength else None
-        self.last = PenaltyRecord(outcome.loss, task.strength, "gram", norm)
-        return outcome.loss
+        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
+        norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean() if strength else None
+        self.last = PenaltyRecord(loss, strength, "gram", norm)
+        return loss
+
+    def _differentiate(
+        self, closure: Callable[..., Tensor], pieces: list[tuple[Tensor, ...]], strength: float
+    ) -> tuple[list[Outcome], list[LinearSite]]:
+        """Factors of linear layers on the returned sites, `.grad` of everything else."""
+        autocast = AmbientAutocast.now(self.model)
+        task = Task(self.model, self.named, (), strength=strength, check_sites=not self._sites_checked)
+
+        def one_after_another(task: Task) -> tuple[list[Outcome], list[LinearSite]]:
+            outcomes: list[Outcome] = []
+            sites: list[LinearSite] = []
+            for piece in pieces:
+                closures = (autocast.around(partial(closure, *piece)),)
+                part = dataclasses.replace(task, closures=closures, weight=task.weight / len(pieces))
+                outcome, more = gram.run(part, keep_factors=task.deliver is None)
+                outcomes.append(outcome)
+                sites += more
+            return outcomes, sites
+
+        exact = twice_differentiable(self.attention, self._attention_notice) if strength else nullcontext()
+        with torch.enable_grad(), translated_errors(), without_ddp(), autocast.switched_off(), exact:
+            if len(pieces) > 1 and strength:
+                outcomes, sites = self._micro_batches.run(
+                    task,
+                    lambda *part: autocast.around(partial(closure, *part))(),
+                    pieces,
+                    loop=one_after_another,
+                    compare=self._steps % COMPARE_EVERY == 0,
+                    keep_factors=True,
+                )
+            else:
+                outcomes, sites = one_after_another(task)
+        self._steps += 1
+        self._sites_checked |= any(outcome.checked for outcome in outcomes)
+        return outcomes, sites
 
 
 def _check_number(name: str, value: Any) -> None:

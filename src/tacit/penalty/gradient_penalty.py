@@ -24,7 +24,7 @@ from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._distributed import Step, Workers, lengths
 from tacit.penalty._layers import LinearSite
-from tacit.penalty._micro_batches import MicroBatches
+from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._refusals import UnsupportedModelError, translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._state import RandomState, second_pass
@@ -213,7 +213,7 @@ class GradientPenalty:
         if check:
             self._checked_at, self._uncertain = self.steps, False
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
-        pieces = self._micro_batches(batch)
+        pieces = split(batch, self.micro_batch_size, "backward")
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         size = next(lengths(batch), None)
@@ -363,28 +363,6 @@ class GradientPenalty:
             heads = torch.rand((), generator=self._coin).item() < self.probability
             return strength / self.probability if heads else 0.0
         return strength * self.every if self.steps % self.every == 0 else 0.0
-
-    def _micro_batches(self, batch: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        size = self.micro_batch_size
-        if size is None:
-            return [batch]
-        if not batch:
-            raise InputError(
-                f"micro_batch_size={size} but got no batch; "
-                "expected backward(closure, inputs, targets) with a closure of two arguments."
-            )
-        lengths = {len(tensor) for tensor in batch}
-        if len(lengths) != 1:
-            raise InputError(f"the batch tensors have lengths {sorted(lengths)}; expected one length.")
-        length = lengths.pop()
-        if length == 0:
-            raise InputError("the batch is empty; expected at least one example.")
-        if length % size:
-            remedy = f"Use a divisor of {length}." if size < length else f"Use at most {length}."
-            raise InputError(
-                f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}"
-            )
-        return list(zip(*[tensor.split(size) for tensor in batch], strict=True))
 
     def _record(self, outcomes: list[Outcome], strength: float) -> Tensor:
         loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
