@@ -79,7 +79,7 @@ def one_after_the_other(runs: int, size: int, *, penalized: bool) -> Update:
         RunSpec(**common, learning_rate=RATE, strength=STRENGTH if penalized else 0.0, seed=seed)
         for seed in range(runs)
     ]
-    programs = [Single((spec,), device=torch.device("cpu"), dtype=torch.float32) for spec in specs]
+    programs = [Single((spec,), DATASETS[spec.dataset], device=torch.device("cpu"), dtype=torch.float32) for spec in specs]
     images, labels = pictures(runs, size)
 
     def update() -> None:

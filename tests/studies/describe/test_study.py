@@ -101,6 +101,12 @@ def test_a_later_key_at_its_default_leaves_the_hash_alone() -> None:
     assert make_run({**base, **LATER}).hash == make_run(base).hash
 
 
+OWN_BASE: dict[str, Any] = {"model": "mymodule:make", "learning_rate": 0.1, "epochs": 4}
+OWN: dict[str, Any] = {
+    "model_arguments": {"channels": 2}, "optimizer": "momentum", "momentum": 0.5, "own_code": {"mymodule:make": "a"}
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("key", [key for key in RunSpec.model_fields if key != "method"])  # it has one value so far
 def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
     base = {"dataset": "cifar10", "learning_rate": 0.1, "epochs": 4}
@@ -118,6 +124,9 @@ def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
     elif key == "augmentation_amount":
         base = {"dataset": "mnist1d", "learning_rate": 0.1, "epochs": 4, "augmentation": "shift"}
         changed = {**base, "augmentation_amount": 3}
+    elif key in OWN:
+        base = {**OWN_BASE, "optimizer": "nesterov"} if key == "momentum" else OWN_BASE
+        changed = {**base, key: OWN[key]}
     assert make_run(changed).hash != make_run(base).hash
 
 
@@ -279,4 +288,6 @@ def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None
     base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1}
     if key == "augmentation_amount":
         base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "noise"}, 0.1
+    if key in OWN:
+        base, other = {**OWN_BASE, **({"optimizer": "nesterov"} if key == "momentum" else {})}, OWN
     assert shape(make_run(base)) != shape(make_run({**base, key: other[key]}))

@@ -114,7 +114,7 @@ def minibatch(rows: int, size: int) -> tuple[Tensor, Tensor]:
 
 def gradient_of_an_update(run: RunSpec, inputs: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Single]:
     """What one update at rate 1 takes away from each parameter."""
-    program = Single((run,), device=CPU, dtype=torch.float64)
+    program = Single((run,), DATASETS[run.dataset], device=CPU, dtype=torch.float64)
     with torch.no_grad():
         for parameter in program.model.parameters():
             if parameter.dim() == 0 and not parameter:
@@ -130,7 +130,7 @@ def gradient_of_an_update(run: RunSpec, inputs: Tensor, labels: Tensor) -> tuple
 
 @pytest.mark.parametrize("inside", [True, False], ids=["decay inside the norm", "decay outside"])
 def test_a_penalised_update_with_skipinit_blocks_is_the_oracles(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "build", lambda run: small_wide_resnet())
+    monkeypatch.setattr(single, "build", lambda run, facts: small_wide_resnet())
     run, decay = RunSpec(**{**WIDE, "strength": 0.4, "weight_decay": 0.05, "weight_decay_penalized": inside}), 0.05
     inputs, labels = minibatch(3, 5)
     found, _ = gradient_of_an_update(run, inputs, labels)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tacit
 from tacit._random import generator
 from tacit.batching import ORDERS, epoch_batches
-from tacit.schedules import SCHEDULES, paper_decay
+from tacit.schedules import SCHEDULES, cosine, paper_decay
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.checkpoint import DamagedCheckpointError
@@ -37,8 +37,8 @@ def single_run(run: RunSpec, data: Data) -> torch.nn.Sequential:
         epoch, within = divmod(position, batches_per_epoch)
         batch = epoch_batches(run.train_size, run.batch_size, order=run.order, seed=run.seed, epoch=epoch)[within]
         rate = run.learning_rate / run.inner_steps
-        if run.schedule == "paper_decay":
-            rate *= paper_decay(position, run.minibatches)
+        if run.schedule != "constant":
+            rate *= {"paper_decay": paper_decay, "cosine": cosine}[run.schedule](position, run.minibatches)
         for _ in range(run.inner_steps):
             loss = F.cross_entropy(model(inputs[batch]), targets[batch])
             loss = loss + run.weight_decay / 2 * sum(parameter.square().sum() for parameter in parameters)
@@ -182,7 +182,8 @@ def test_a_checkpoint_of_another_fleet_is_refused(data: Data) -> None:
 def test_the_orders_and_schedules_of_a_run_are_those_of_the_library() -> None:
     fields = RunSpec.model_fields
     assert fields["order"].annotation.__args__ == ORDERS  # type: ignore[union-attr]
-    assert fields["schedule"].annotation.__args__ == SCHEDULES  # type: ignore[union-attr]
+    for name in SCHEDULES:
+        assert spec(schedule=name).schedule == name
 
 
 def test_training_leaves_the_data_alone(data: Data) -> None:
