@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from tacit._provenance import provenance
 from tacit._random import generator
+from tacit.studies.data.facts import DATASETS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp, operations
 from tacit.studies.train.models import wide_resnet
@@ -79,7 +80,8 @@ def one_after_the_other(runs: int, size: int, *, penalized: bool) -> Update:
         RunSpec(**common, learning_rate=RATE, strength=STRENGTH if penalized else 0.0, seed=seed)
         for seed in range(runs)
     ]
-    programs = [Single((spec,), DATASETS[spec.dataset], device=torch.device("cpu"), dtype=torch.float32) for spec in specs]
+    cpu = torch.device("cpu")
+    programs = [Single((spec,), DATASETS[spec.dataset], device=cpu, dtype=torch.float32) for spec in specs]
     images, labels = pictures(runs, size)
 
     def update() -> None:
