@@ -17,9 +17,8 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; report.html in the first folder.")] = None,
     figure: Annotated[list[str] | None, typer.Option("--figure", "-f", help="Only these figures.")] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Also write results.json and one picture per figure into this folder.")
+        Path | None, typer.Option(help="Also write results.json and one SVG per figure into this folder.")
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Pictures of --export: svg, png or both.")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     command: Annotated[str | None, typer.Option(help="The command the page names for making it again.")] = None,
 ) -> None:
@@ -29,23 +28,18 @@ def report(
 
     * `tacit report runs/mnist1d-quick`
 
-    * `tacit report runs/mnist1d-standard --export docs/results/mnist1d --kind svg --kind png`
+    * `tacit report runs/mnist1d-standard --export docs/results/mnist1d`
     """
-    from tacit._errors import InputError
     from tacit.report import build_report, read_parts, write_page
     from tacit.report.export import export as export_files
     from tacit.report.terminal import print_verdicts
 
-    kinds = tuple(kind or ["svg"])
-    for each in kinds:
-        if each not in ("svg", "png"):
-            raise InputError(f"kind={each!r} is unknown; use svg or png.")
     found = build_report(read_parts(folders), only=figure or [])
     chosen = [f"--figure {id}" for id in figure or []]
     remake = command or " ".join(["tacit report", *[str(folder) for folder in folders], *chosen])
     page = write_page(found, out or folders[0] / "report.html", command=remake, title=title)
     if export is not None:
-        written = export_files(found, export, command=remake, kinds=kinds)
+        written = export_files(found, export, command=remake)
         typer.echo(f"{len(written)} files in {export}", err=True)
     print_verdicts(found)
     print(f"report: {page}")

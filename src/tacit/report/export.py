@@ -1,4 +1,4 @@
-"""The report's numbers and pictures as files for documents: JSON, SVG and PNG, made from the same figures."""
+"""The report's numbers and pictures as files for documents: JSON and SVG, made from the same figures."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from tacit.report.verdict import Criterion
 Y_IS = {"log2": "log2 of the quantity", "percent": "a share"}
 
 
-def export(report: Report, folder: Path, *, command: str, kinds: tuple[str, ...] = ("svg",)) -> list[Path]:
-    """Write results.json and one picture per figure and kind; returns what was written."""
+def export(report: Report, folder: Path, *, command: str) -> list[Path]:
+    """Write results.json and one SVG per figure; returns what was written."""
     written = [folder / "results.json"]
     text = json.dumps(report_json(report, command=command), indent=1, ensure_ascii=False) + "\n"
     write_atomically(written[0], text.encode())
     for figure in report.figures:
-        for kind in kinds:
-            path = folder / f"figure-{figure.id}.{kind}"
-            write_figure(figure, path)
-            written.append(path)
+        written.append(folder / f"figure-{figure.id}.svg")
+        write_figure(figure, written[-1])
     return written
 
 
 def report_json(report: Report, *, command: str) -> dict[str, Any]:
     return {
         "command": command,
-        "outcomes": outcome_counts(report),
+        "outcomes": outcome_counts(report.figures),
         "runs": len(report.rows),
         "environment": environment_facts(report),
         "studies": {part.study.name: part.study.hash for part in report.parts},
         "figures": [figure_json(figure) for figure in report.figures],
+        "beside": [figure_json(figure) for figure in report.beside.values()],
         "absent": report.absent,
     }
 
@@ -78,6 +77,7 @@ def figure_json(figure: FigureResult) -> dict[str, Any]:
     return {
         "figure": figure.id,
         "title": figure.title,
+        "regime": figure.regime,
         "caption": figure.caption,
         "runs": figure.runs,
         "diverged": figure.diverged,

@@ -23,7 +23,7 @@ def print_verdicts(report: Report) -> None:
     console = Console()
     if table.row_count:
         console.print(table)
-        counts = outcome_counts(report)
+        counts = outcome_counts(report.figures)
         console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
     for id, reason in report.absent.items():
         console.print(f"figure {id} is not shown: {reason}", markup=False, highlight=False)
