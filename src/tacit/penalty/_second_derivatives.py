@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -67,9 +68,37 @@ class _Replacing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ATTENTION and self.on_attention is not None:
             self.on_attention()
+        if func in _ENGINE:
+            return self._run_engine(func, *args, **(kwargs or {}))
         replacement = _REPLACEMENTS.get(func) if torch.is_grad_enabled() else None
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
+
+    def _run_engine(self, func: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """A backward pass with this mode on: a checkpoint runs its forward pass again there, and must save the same.
+
+        A mode is off while it handles a function, and handles a backward pass by its tensors: edges of the graph stand
+        for them, which no mode looks at.
+        """
+        if func is Tensor.backward:
+            names = ("gradient", "retain_graph", "create_graph", "inputs")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            func, args, kwargs = torch.autograd.backward, (given.pop("gradient", None),), given
+        if func is torch.autograd.grad:
+            inputs, *rest = args
+            args = (_edges(inputs), *rest)
+        elif kwargs.get("inputs") is not None:
+            kwargs = {**kwargs, "inputs": _edges(kwargs["inputs"])}
+        with self:
+            return func(_edges(tensors), *args, **kwargs)
+
+
+def _edges(tensors: Any) -> Any:
+    if isinstance(tensors, Tensor):
+        tensors = (tensors,)
+    elif isinstance(tensors, dict):
+        tensors = tuple(tensors.values())
+    return tuple(get_gradient_edge(each) if isinstance(each, Tensor) else each for each in tensors)
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -249,6 +278,8 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 _ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+
+_ENGINE = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 
 # A replacement may return None for arguments that it does not know; the original function then runs.
 _REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
