@@ -54,6 +54,48 @@ def test_the_double_bracket_vanishes_for_identical_batches(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_the_mean_of_the_second_correction_over_all_partitions_is_its_closed_form(case: str) -> None:
+    problem = problems.PROBLEMS[case](batches=3)
+    found = [
+        corrections.sgd_second_correction(
+            tacit.Problem(
+                problem.model,
+                problem.loss_fn,
+                (problem.inputs, problem.targets),
+                batches=[torch.tensor(part) for part in parts],
+                dtype=torch.float64,
+            )  # fmt: skip
+        )
+        for parts in ALL_PAIRINGS
+    ]
+    expected = corrections.expected_second_correction(problem)
+    assert torch.allclose(torch.stack(found).mean(0), expected, rtol=EXACT, atol=EXACT)
+
+
+# The 15 ways to deal six examples into three pairs.
+ALL_PAIRINGS = [
+    ((0, a), (b, c), tuple({1, 2, 3, 4, 5} - {a, b, c}))
+    for a in range(1, 6)
+    for b, c in [(min({1, 2, 3, 4, 5} - {a}), c) for c in sorted({1, 2, 3, 4, 5} - {a})[1:]]
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_second_correction_of_an_order_there_and_back_is_that_of_its_map(case: str) -> None:
+    # The same field without any bracket: the logarithm of the six steps, by automatic differentiation.
+    scape = Landscape(problems.PROBLEMS[case](batches=3))
+    update = tacit.theory.sgd_epoch_update(scape, order=(2, 0, 1, 1, 0, 2))
+    automatic = tacit.theory.modified_flow(update, order=2, duration=6).corrections(scape.start)[2]
+    closed = corrections.mirrored_second_correction(scape, order=(2, 0, 1))
+    assert torch.allclose(closed, automatic, rtol=1e-11, atol=1e-11)
+
+
+def test_the_mean_over_partitions_is_refused_where_examples_have_no_loss_of_their_own() -> None:
+    with pytest.raises(tacit.InputError, match="at least three examples"):
+        corrections.expected_second_correction(problems.valley())
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_averaging_the_estimate_over_all_signs_gives_the_second_correction(case: str) -> None:
     problem = problems.PROBLEMS[case]()
     signs = torch.tensor(list(itertools.product((-1, 1), repeat=4)))

@@ -8,17 +8,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from scipy import stats
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit import _tree
 from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
+from tacit._lanczos import extreme_eigenpairs
 from tacit._random import generator
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
-DENSE = 20  # up to so many parameters the whole matrix is made: Lanczos needs more dimensions than eigenvalues
 GROUPS = 16  # of examples, for the interval
 # Through these torch returns wrong second derivatives without a word. An Error node stands for a function marked as
 # differentiable once: it drops out of the sum.
@@ -47,15 +46,8 @@ def largest_eigenvalue(
         direction = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))
         return hessian_product(problem, some, direction, chunk_size=chunk_size).numpy()
 
-    if size <= DENSE:
-        matrix = np.stack([product(row) for row in np.eye(size)])
-        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    else:
-        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-        start = torch.randn(size, generator=generator(seed, "probe"), dtype=torch.float64).numpy()
-        if not product(start).any():  # a linear loss; Lanczos stops at once, and ARPACK calls that an error
-            return Estimate(0.0, 0.0, 0.0)
-        values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=1e-3)
+    start = torch.randn(size, generator=generator(seed, "probe"), dtype=torch.float64).numpy()
+    values, vectors = extreme_eigenpairs(product, start)
     value, vector = float(values[-1]), vectors[:, -1]
     if len(examples) == train_size or len(examples) < 2:
         return Estimate(value, value, value)

@@ -17,10 +17,12 @@ from tacit.theory.corrections import (
     commutator,
     double_bracket,
     expected_order_correction,
+    expected_second_correction,
     gd_first_correction,
     gd_second_correction,
     iid_nstep_first_correction,
     iid_second_correction,
+    mirrored_second_correction,
     order_correction,
     order_covariance,
     sgd_first_correction,
@@ -28,6 +30,7 @@ from tacit.theory.corrections import (
     sgd_second_correction_estimate,
 )
 from tacit.theory.finite_horizon import resummed_mean
+from tacit.theory.flow_comparison import FlowComparison, compare_flows
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.iterates import gradient_descent, sgd
@@ -54,6 +57,7 @@ from tacit.theory.modified_losses import (
 from tacit.theory.orders import Orders, orders_of
 from tacit.theory.own_updates import UpdateStudy, verify_update
 from tacit.theory.potentials import ModifiedLoss, asymmetry, loss_difference, modified_loss_of
+from tacit.theory.principal_flow import coupling_factor, principal_factor, principal_field
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
 from tacit.theory.updates import (
@@ -78,6 +82,7 @@ from tacit.theory.verification import verify, verify_all
 __all__ = [
     "ConvergenceStudy",
     "Finding",
+    "FlowComparison",
     "Landscape",
     "MeanIterate",
     "MemoryEpoch",
@@ -92,12 +97,15 @@ __all__ = [
     "adam_rule",
     "asymmetry",
     "commutator",
+    "compare_flows",
+    "coupling_factor",
     "curvature",
     "difference_field",
     "double_bracket",
     "expected_minibatch_variance",
     "expected_modified_loss_sgd",
     "expected_order_correction",
+    "expected_second_correction",
     "extragradient",
     "flow",
     "full_gradient_regularizer",
@@ -120,6 +128,7 @@ __all__ = [
     "mean_iterate_with_replacement",
     "mean_sgd_epoch_update",
     "memory_corrections",
+    "mirrored_second_correction",
     "modified_flow",
     "modified_flow_symbolic",
     "modified_loss_gd",
@@ -136,6 +145,8 @@ __all__ = [
     "order_covariance",
     "orders_of",
     "penalized_loss",
+    "principal_factor",
+    "principal_field",
     "problems",
     "regime",
     "require_third_derivatives",

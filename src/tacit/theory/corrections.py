@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit.problem import Problem
-from tacit.theory.landscape import Landscape, Parameters, view
+from tacit.theory.landscape import Field, Landscape, Parameters, product, view
 
 
 # -- one map, no minibatches ------------------------------------------------------------------------------------------
@@ -109,6 +109,64 @@ def _full_batch_terms(scape: Landscape, w: Tensor, each: Tensor) -> Tensor:
     return -scape.batches_per_epoch / 12 * (thirds - 2 * crossed)
 
 
+def expected_second_correction(problem: Problem | Landscape, parameters: Parameters = None) -> Tensor:
+    """E φ₂, the mean of φ₂ over random partitions of the examples into minibatches of the problem's own size B.
+
+    E φ₂ = −⅓ E⟨HⱼHⱼgⱼ⟩ − 1/12 E⟨Tⱼ[gⱼ, gⱼ]⟩ + (m/12) E⟨[fⱼ, [fⱼ, f]]⟩, every mean over minibatches written with
+    deviations of examples: ⟨δa δb⟩ → c₂ (1/N) Σᵢ δaᵢ δbᵢ and cubic ones → c₃ (1/N) Σᵢ …, where
+
+    c₂ = (N−B)/((N−1)B),   c₃ = (N−B)(N−2B)/((N−1)(N−2)B²).
+
+    Costs about 15 N products with single examples and 6 N with all.
+    """
+    scape, w = view(problem, parameters)
+    if not (scape.separable and scape.train_size >= 3):
+        raise InputError(
+            "the mean over partitions needs at least three examples, minibatches that cover them, and a model that does "
+            "not mix them; use `sgd_second_correction` for fixed minibatches."
+        )
+    size, batches, batch = scape.train_size, scape.batches_per_epoch, len(scape.batches[0])
+    square = (size - batch) / ((size - 1) * batch)
+    cube = (size - batch) * (size - 2 * batch) / ((size - 1) * (size - 2) * batch**2)
+    moments = _example_moments(scape, w)
+    chain = (
+        moments["HHg"] + square * (moments["δHδHg"] + moments["HδHδg"] + moments["δHHδg"]) + cube * moments["δHδHδg"]
+    )
+    bush = moments["Tgg"] + square * (2 * moments["δTδgg"] + moments["Tδgδg"]) + cube * moments["δTδgδg"]
+    bracket = moments["δHδHg"] + moments["HδHδg"] - 2 * moments["δHHδg"] + moments["Tδgδg"] - moments["δTδgg"]
+    return -chain / 3 - bush / 12 - batches / 12 * square * bracket
+
+
+def _example_moments(scape: Landscape, w: Tensor) -> dict[str, Tensor]:
+    """(1/N) Σᵢ of the products that E φ₂ is made of, δ the deviation of example i from the mean."""
+    singles = torch.arange(scape.train_size).unsqueeze(1)
+    full_product = lambda rows: scape.map(lambda v: scape.hessian_product(w, v), rows)  # noqa: E731
+    full_third = lambda left, right: scape.map(lambda u, v: scape.third(w, u, v), left, right)  # noqa: E731
+
+    def deviating_product(rows: Tensor) -> Tensor:
+        own = scape.map(lambda one, v: product(lambda p: scape.loss_of(p, one), w, v), singles, rows)
+        return own - full_product(rows)
+
+    def deviating_third(left: Tensor, right: Tensor) -> Tensor:
+        own = scape.map(lambda one, u, v: product(lambda p: scape.loss_of(p, one), w, u, v), singles, left, right)
+        return own - full_third(left, right)
+
+    gradients = scape.example_gradients(w)
+    g = gradients.mean(0)
+    away, mean = gradients - g, g.expand_as(gradients)
+    return {
+        "HHg": scape.hessian_product(w, scape.hessian_product(w, g)),
+        "Tgg": scape.third(w, g, g),
+        "δHδHg": deviating_product(deviating_product(mean)).mean(0),
+        "HδHδg": scape.hessian_product(w, deviating_product(away).mean(0)),
+        "δHHδg": deviating_product(full_product(away)).mean(0),
+        "Tδgδg": full_third(away, away).mean(0),
+        "δTδgg": deviating_third(away, mean).mean(0),
+        "δHδHδg": deviating_product(deviating_product(away)).mean(0),
+        "δTδgδg": deviating_third(away, away).mean(0),
+    }
+
+
 # -- one order --------------------------------------------------------------------------------------------------------
 def order_correction(
     problem: Problem | Landscape, parameters: Parameters = None, *, order: Sequence[int] | None = None
@@ -139,6 +197,40 @@ def commutator(
     scape, w = view(problem, parameters)
     deviation = order_correction(scape, w, order=order) - expected_order_correction(scape, w)
     return deviation / scape.batches_per_epoch
+
+
+def mirrored_second_correction(
+    problem: Problem | Landscape, parameters: Parameters = None, *, order: Sequence[int] | None = None
+) -> Tensor:
+    """The ε² term of the flow that one order there and back follows; it depends on the order, as C̃_SGD does not.
+
+    ⟨f₂ⱼ⟩ + (1/2m) Σⱼ ( −⅓ [fⱼ, [fⱼ, Sⱼ]] + ⅔ [Sⱼ, [Sⱼ, fⱼ]] ),   Sⱼ = Σ_{k after j} fₖ
+
+    From log(ABBA) = 2 Σ Xⱼ − ⅓ Σ [Xⱼ, [Xⱼ, S]] + ⅔ Σ [S, [S, Xⱼ]]: a palindrome has no single commutators.
+    """
+    scape, w = view(problem, parameters)
+    picked = [scape.batches[k] for k in _in_order(scape, order).tolist()]
+    total = torch.zeros_like(w)
+    for position in range(len(picked) - 1):
+        own, later = picked[position], picked[position + 1 :]
+
+        def one(p: Tensor, own: Tensor = own) -> Tensor:
+            return scape.loss_of(p, own)
+
+        def rest(p: Tensor, later: Sequence[Tensor] = later) -> Tensor:
+            return torch.stack([scape.loss_of(p, batch) for batch in later]).sum()
+
+        total = total - _twice_bracketed(one, rest, w) / 3 + 2 * _twice_bracketed(rest, one, w) / 3
+    return own_second_corrections(scape, w).mean(0) + total / (2 * len(picked))
+
+
+def _twice_bracketed(a: Field, b: Field, w: Tensor) -> Tensor:
+    """[A, [A, B]] of A = −∇a and B = −∇b, [X, Y] = Y'X − X'Y."""
+    to_a, to_b = product(a, w), product(b, w)
+    inner = product(b, w, to_a) - product(a, w, to_b)
+    slope = product(b, w, to_a, to_a) + product(b, w, product(a, w, to_a))
+    slope = slope - product(a, w, to_a, to_b) - product(a, w, product(b, w, to_a))
+    return product(a, w, inner) - slope
 
 
 def order_covariance(problem: Problem | Landscape, parameters: Parameters = None) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from tacit._errors import InputError
+from tacit._lanczos import extreme_eigenpairs
 from tacit._random import generator
 from tacit.problem import Problem
 from tacit.theory.corrections import sgd_first_correction, sgd_second_correction, sgd_second_correction_estimate
@@ -110,13 +110,9 @@ def curvature(problem: Problem | Landscape, parameters: Parameters = None, *, se
     def product(v: np.ndarray) -> np.ndarray:
         return scape.hessian_product(w, torch.from_numpy(np.ascontiguousarray(v.reshape(-1)))).detach().numpy()
 
-    if scape.size <= 20:  # Lanczos needs more dimensions than eigenvalues and then some
-        hessian = np.stack([product(row) for row in np.eye(scape.size)])
-        return float(np.abs(np.linalg.eigvalsh((hessian + hessian.T) / 2)).max())
-    operator = LinearOperator((scape.size, scape.size), matvec=product, dtype=np.float64)
     start = torch.randn(scape.size, generator=generator(seed, "probe"), dtype=torch.float64).numpy()
-    (found,) = eigsh(operator, k=1, which="LM", v0=start, tol=1e-4, return_eigenvectors=False)
-    return float(abs(found))
+    values, _ = extreme_eigenpairs(product, start, which="LM", tolerance=1e-4)
+    return float(abs(values[-1]))
 
 
 def _verdict(reach: float, step: float, ratio: float | None) -> Verdict:
