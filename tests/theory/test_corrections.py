@@ -56,18 +56,11 @@ def test_the_double_bracket_vanishes_for_identical_batches(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_mean_of_the_second_correction_over_all_partitions_is_its_closed_form(case: str) -> None:
     problem = problems.PROBLEMS[case](batches=3)
-    found = [
-        corrections.sgd_second_correction(
-            tacit.Problem(
-                problem.model,
-                problem.loss_fn,
-                (problem.inputs, problem.targets),
-                batches=[torch.tensor(part) for part in parts],
-                dtype=torch.float64,
-            )  # fmt: skip
-        )
-        for parts in ALL_PAIRINGS
-    ]
+    data, found = (problem.inputs, problem.targets), []
+    for parts in ALL_PAIRINGS:
+        batches = [torch.tensor(part) for part in parts]
+        dealt = tacit.Problem(problem.model, problem.loss_fn, data, batches=batches, dtype=torch.float64)
+        found.append(corrections.sgd_second_correction(dealt))
     expected = corrections.expected_second_correction(problem)
     assert torch.allclose(torch.stack(found).mean(0), expected, rtol=EXACT, atol=EXACT)
 

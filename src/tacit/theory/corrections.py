@@ -122,8 +122,8 @@ def expected_second_correction(problem: Problem | Landscape, parameters: Paramet
     scape, w = view(problem, parameters)
     if not (scape.separable and scape.train_size >= 3):
         raise InputError(
-            "the mean over partitions needs at least three examples, minibatches that cover them, and a model that does "
-            "not mix them; use `sgd_second_correction` for fixed minibatches."
+            "the mean over partitions needs at least three examples, minibatches that cover them, and a model that "
+            "does not mix them; use `sgd_second_correction` for fixed minibatches."
         )
     size, batches, batch = scape.train_size, scape.batches_per_epoch, len(scape.batches[0])
     square = (size - batch) / ((size - 1) * batch)
