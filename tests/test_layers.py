@@ -21,6 +21,7 @@ LAYERS = [
             "_files",
             "_gradient_sources",
             "_graph",
+            "_lanczos",
             "_own_code",
             "_parsing",
             "_provenance",
