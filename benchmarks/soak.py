@@ -49,8 +49,8 @@ STUDY = parse_study(
 )  # fmt: skip
 SAID = {  # what a driver may end with, code 2, and the fault that it must come from
     "disk is full": "full_disk",
-    "trains that fleet again": "damage",
-    "remove study.json": "damage",
+    "trains those runs again": "damage",
+    "upgrade tacit": "damage",  # a bit of the schema's number
     "and the others are finished": "worker",  # a fleet that was hit three times in one life of a driver
     "while starting": "worker",
 }
@@ -170,8 +170,9 @@ class Soak:
             found = [word for word, cause in SAID.items() if word in last and cause in soak_faults.causes(life)]
             explained = bool(found)
             self.tally.sentences[found[0] if found else "other"] += 1
-            if "remove study.json" in last:  # the remedy of the sentence, done as it says
-                (life.folder / "study.json").unlink(missing_ok=True)
+            if "upgrade tacit" in last:
+                for path in life.folder.glob("studies/*.json"):
+                    path.unlink()
         if not explained:
             self.tally.unexpected.append(f"life {self.tally.lives}: code {code} after {life.done}: {text[-300:]}")
         self.tally.left_processes += outlived(life)
@@ -192,7 +193,7 @@ class Soak:
         self.tally.left_files += [path.name for path in left]
 
 
-EXPECTED = ("study.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
+EXPECTED = ("soak.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
 
 
 def run_of(line: bytes) -> str:

@@ -149,7 +149,7 @@ DAMAGES: dict[str, Fault] = {
     "rows_of_unfinished_fleet": orphan_rows,
     "meta_cut": _change("fleets/*/meta.json", _cut),
     "meta_gone": _change("fleets/*/meta.json", _gone),
-    "study_json_cut": _change("study.json", _cut),
-    "study_json_gone": _change("study.json", _gone),
+    "study_json_cut": _change("studies/*.json", _cut),
+    "study_json_gone": _change("studies/*.json", _gone),
     "temporary_left": stray_temporary,
 }

@@ -94,7 +94,7 @@ def starve_worker(life: Life, draws: Draws) -> bool:
 
 def second_driver(life: Life, draws: Draws) -> bool:
     """Another driver in the same folder is refused, or takes over when the first has just ended."""
-    if not (life.folder / "study.json").exists():
+    if not (life.folder / "studies").exists():
         return False
     other = life.soak.start(life.folder)
     try:

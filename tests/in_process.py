@@ -27,7 +27,7 @@ def study(**fixed: Any) -> Study:
 class InProcess:
     """An executor without processes, with a checkpoint every few minibatches: a way to die at exact places."""
 
-    workers, elsewhere = 2, False
+    workers, local_cores = 2, True
 
     def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
         self.data, self.checkpoint_every = data, checkpoint_every
@@ -68,7 +68,7 @@ def rows_on_disk(folder: Path) -> dict[str, bytes]:
 
 def leftovers(folder: Path) -> list[str]:
     """Files of a finished study that do not belong there."""
-    belong = ("study.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
+    belong = ("small.json", "lock", "rows.jsonl", "meta.json", "rows.damaged.jsonl")
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name not in belong)
 
 

@@ -36,8 +36,8 @@ def test_without_into_it_opens_a_browser(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_the_collapse_of_stored_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Path(__file__).parents[2] / "docs" / "results" / "fashion-mnist-small"
-    if not list(stored.glob("*/study.json")):
-        pytest.skip("docs/results/fashion-mnist-small holds no study folder")
+    if not list(stored.glob("studies/*.json")):
+        pytest.skip("docs/results/fashion-mnist-small holds no study")
     assert run(monkeypatch, "--rows", str(stored), "--into", str(tmp_path / "collapse.html")) == 0
     assert "fashion_mnist" in (tmp_path / "collapse.html").read_text()
 

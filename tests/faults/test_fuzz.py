@@ -21,20 +21,22 @@ import numpy as np
 import pytest
 from mutations import bytes_mutated, value_mutated
 
-from tacit import InputError
+from tacit._errors import TacitError
 from tacit.studies import estimate
 from tacit.studies.data import cache, cifar10, fashion_mnist
 from tacit.studies.data.facts import Data
 from tacit.studies.data.streams import Content, UnreadableError, unpacked, whole
 from tacit.studies.describe.study import load_study, parse_study
 from tacit.studies.execute import wire
-from tacit.studies.store.folder import Damage, StudyFolder, read_rows
-from tacit.studies.store.status import study_status
+from tacit.studies.store.folder import ResultsFolder, read_rows
+from tacit.studies.store.rows import Damage, encode_packed, read_packed
+from tacit.studies.store.status import folder_status
+from tacit.studies.store.study_file import read_study
 from tacit.studies.train import checkpoint
 from tacit.studies.train.packing import pack
 from tacit.studies.train.training import Training
 
-REFUSALS = (InputError, UnreadableError)  # DamagedCheckpointError is an InputError; Damage is a value
+REFUSALS = (TacitError, UnreadableError)  # DamagedCheckpointError is a TacitError; Damage is a value
 TOML = """
 name = "s"
 question = "Ist λ = ε?"
@@ -72,9 +74,9 @@ MANY = 0.2  # of mutants must be refused, or mutation is too gentle to test anyt
 
 
 @pytest.fixture
-def folder(tmp_path: Path, data: Data) -> StudyFolder:
+def folder(tmp_path: Path, data: Data) -> ResultsFolder:
     """A study folder with a finished fleet and one under way."""
-    store = StudyFolder(tmp_path / "study")
+    store = ResultsFolder(tmp_path / "study")
     with store.locked():
         store.open_for(STUDY)
         for fleet in pack(STUDY.runs):
@@ -166,21 +168,21 @@ def test_options_of_figures_are_read_or_refused() -> None:
 
 
 # -- study folders ----------------------------------------------------------------------------------------------------
-def test_study_json_is_read_or_refused(folder: StudyFolder) -> None:
-    path = folder.path / "study.json"
+def test_study_json_is_read_or_refused(folder: ResultsFolder) -> None:
+    path = folder.study_path(STUDY.name)
     good = path.read_bytes()
-    parse = written(path, lambda _: folder.study())
+    parse = written(path, lambda _: (folder.unfinished(STUDY), read_study(path)))
     assert fuzz(parse, mutants([good], seed=5), times=500, good=good) >= MANY
 
 
-def test_values_in_study_json_are_read_or_refused(folder: StudyFolder) -> None:
-    path = folder.path / "study.json"
+def test_values_in_study_json_are_read_or_refused(folder: ResultsFolder) -> None:
+    path = folder.study_path(STUDY.name)
     good = json.loads(path.read_bytes())
-    parse = written(path, lambda _: folder.study())
+    parse = written(path, lambda _: (folder.unfinished(STUDY), read_study(path)))
     assert fuzz(lambda value: parse(as_json(value)), value_mutants(good, seed=6), times=500, good=good) >= MANY
 
 
-def test_rows_are_read_or_damage(folder: StudyFolder) -> None:
+def test_rows_are_read_or_damage(folder: ResultsFolder) -> None:
     path = folder.rows_path(FLEET.id)
     good = path.read_bytes()
 
@@ -194,21 +196,36 @@ def test_rows_are_read_or_damage(folder: StudyFolder) -> None:
     assert fuzz(lambda value: sealed(as_lines(value)), value_mutants(rows, seed=8), times=500, good=rows) >= MANY
 
 
-def test_rows_that_are_read_can_be_reported(folder: StudyFolder) -> None:
+def test_packed_rows_are_read_or_damage(folder: ResultsFolder, tmp_path: Path) -> None:
+    good = gzip.decompress(encode_packed(folder.rows(FLEET.id), [{"fleet": FLEET.id}]))
+    path = tmp_path / "packed.jsonl.gz"
+
+    def sealed(content: bytes) -> object:
+        *lines, _ = content.splitlines(keepends=True) or [b""]
+        seal = json.dumps({"sha256": hashlib.sha256(b"".join(lines)).hexdigest()}).encode()
+        path.write_bytes(gzip.compress(b"".join(lines) + seal))
+        return read_packed(path)
+
+    assert fuzz(sealed, mutants([good], seed=17), times=300, good=good) >= MANY
+    whole = gzip.compress(good)
+    assert fuzz(written(path, read_packed), mutants([whole], seed=18), times=300, good=whole) >= MANY
+
+
+def test_rows_that_are_read_can_be_reported(folder: ResultsFolder) -> None:
     """Damage is a sentence for whoever reads a whole folder: its status, its rows."""
     path = folder.rows_path(FLEET.id)
     good = path.read_bytes()
 
     def parse(content: bytes) -> object:
         path.write_bytes(content)
-        str(study_status(folder.path))
+        str(folder_status(folder.path)[0])
         return read_rows(folder.path)
 
     assert fuzz(parse, mutants([good], seed=9), times=100, good=good) >= MANY
 
 
 @pytest.mark.parametrize("name", ["meta.json", "failed.json"])
-def test_small_files_beside_the_rows_are_read_or_nothing(name: str, folder: StudyFolder) -> None:
+def test_small_files_beside_the_rows_are_read_or_nothing(name: str, folder: ResultsFolder) -> None:
     path = folder.fleet_folder(FLEET.id) / name
     good = as_json(
         {"error": "a\nb", "attempts": 3, "rows_sha256": "0" * 64, "seconds": 1.5, "versions": {"torch": "2"}}
@@ -217,7 +234,7 @@ def test_small_files_beside_the_rows_are_read_or_nothing(name: str, folder: Stud
 
     def parse(content: bytes) -> object:
         path.write_bytes(content)
-        str(study_status(folder.path))
+        str(folder_status(folder.path)[0])
         return folder.meta(FLEET.id) if name == "meta.json" else folder.failure(FLEET.id).get("attempts")
 
     assert fuzz(parse, mutants([good], seed=10), times=100, good=good) >= MANY

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tacit import InputError
+from tacit._errors import TacitError
 from tacit._parsing import parse_json, parse_toml, read_bounded
 from tacit.studies.describe.study import load_study, parse_study
-from tacit.studies.store.folder import Damage, StudyFolder
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.rows import Damage
+from tacit.studies.store.study_file import read_study
 from tacit.studies.train.packing import pack
 
 SOURCE = Path(__file__).parents[2] / "src" / "tacit"
@@ -116,7 +118,7 @@ def test_toml_like_this_is_refused_also_in_a_study_file(text: str, tmp_path: Pat
     with pytest.raises(ValueError):
         parse_toml(text)
     (tmp_path / "s.toml").write_text(text)
-    with pytest.raises(InputError):
+    with pytest.raises(TacitError):
         load_study(tmp_path / "s.toml")
 
 
@@ -145,18 +147,23 @@ def circle(path: Path) -> None:
 def test_what_is_no_file_is_refused_and_never_waited_for(
     make: Callable[[Path], None], damage: bool, tmp_path: Path
 ) -> None:
-    store = StudyFolder(tmp_path / "study")
+    store = ResultsFolder(tmp_path / "study")
     store.fleet_folder(FLEET.id).mkdir(parents=True)
-    for path in (tmp_path / "s.toml", store.path / "study.json", store.rows_path(FLEET.id)):
+    store.study_path("s").parent.mkdir()
+    for path in (tmp_path / "s.toml", store.study_path("s"), store.rows_path(FLEET.id)):
         make(path)
     make(store.checkpoint_path(FLEET.id))
-    for read in (lambda: load_study(tmp_path / "s.toml"), store.study, lambda: store.read_checkpoint(FLEET.id)):
-        with pytest.raises(InputError):
+    for read in (
+        lambda: load_study(tmp_path / "s.toml"),
+        lambda: read_study(store.study_path("s")),
+        lambda: store.read_checkpoint(FLEET.id),
+    ):
+        with pytest.raises(TacitError):
             read()
     if damage:
         assert isinstance(store.rows(FLEET.id), Damage)
     else:  # the system does not let it be read
-        with pytest.raises(InputError, match="cannot be read"):
+        with pytest.raises(TacitError, match="cannot be read"):
             store.rows(FLEET.id)
 
 
@@ -192,10 +199,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 LITTLE = r"""
 import resource, sys
 from pathlib import Path
-from tacit import InputError
-from tacit.studies.store.folder import StudyFolder
+from tacit._errors import InputError, TacitError
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.study_file import read_study
 
-store, fleet = StudyFolder(Path(sys.argv[1])), sys.argv[2]
+store, fleet = ResultsFolder(Path(sys.argv[1])), sys.argv[2]
 store.write_checkpoint(fleet, b"small")
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 assert store.read_checkpoint(fleet) == b"small"
@@ -203,7 +211,7 @@ with open(store.checkpoint_path(fleet), "wb") as handle:
     handle.truncate(3 * 2**30)
 try:
     store.read_checkpoint(fleet)
-except InputError as error:
+except TacitError as error:
     print(error)
 """
 
@@ -220,16 +228,18 @@ def test_a_checkpoint_needs_the_memory_that_it_has_bytes_and_lack_of_it_is_a_sen
 HARM = r"""
 import gzip, hashlib, json, os, resource, sys
 from pathlib import Path
-from tacit import InputError
+from tacit._errors import InputError, TacitError
 from tacit.studies.train import checkpoint
 from tacit.studies.train.checkpoint import DamagedCheckpointError
 from tacit.studies.data.streams import UnreadableError, unpacked
-from tacit.studies.store.folder import Damage, StudyFolder
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.study_file import read_study
+from tacit.studies.store.rows import Damage, read_packed
 from tacit.studies.describe.study import load_study
 import safetensors.numpy
 
 work, fleet = Path(sys.argv[1]), sys.argv[2]
-store = StudyFolder(work)
+store = ResultsFolder(work)
 rows, meta, toml = store.rows_path(fleet), store.rows_path(fleet).with_name("meta.json"), work / "s.toml"
 rows.parent.mkdir(parents=True)
 
@@ -240,7 +250,7 @@ def sparse(path, size):
 def refused(read, *kinds):
     try:
         found = read()
-    except (InputError, UnreadableError):
+    except (TacitError, UnreadableError):
         return
     assert found is None or isinstance(found, Damage), found
 
@@ -251,7 +261,7 @@ def sealed(content):
 
 def study(content):
     (work / "study.json").write_bytes(content)
-    refused(store.study)
+    refused(lambda: read_study(work / "study.json"))
 
 def toml_file(content):
     toml.write_bytes(content)
@@ -266,7 +276,7 @@ def header(value, length=None):
 refused(lambda: checkpoint.decode(b""))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 mb = 2**20
-sparse(work / "study.json", 8 * 1024 * mb); refused(store.study)
+sparse(work / "study.json", 8 * 1024 * mb); refused(lambda: read_study(work / "study.json"))
 nested, escaped = b'{"a":' * (mb // 5), b'"' + b"\\u0000" * (mb // 7)
 for content in (b"[" * mb, b"[]," * (mb // 3), nested, escaped, b"9" * mb, bytes(mb)):
     study(content[:mb]); toml_file(b"x = " + content[: mb - 4])
@@ -284,6 +294,9 @@ header({**huge, "a": {"dtype": "F32", "shape": [0, 2**60], "data_offsets": [0, 0
 header(huge, length=2**63); header(huge, length=2**64 - 1); header(["x"] * 1000); header({"__metadata__": "x"})
 bomb = gzip.compress(bytes(64 * mb), 1)
 refused(lambda: sum(map(len, unpacked([bomb], limit=mb))))
+packed = work / "p.jsonl.gz"
+for content in (bomb, gzip.compress(b"[" * 64 * mb, 1), gzip.compress(b"{}\n" * 16 * mb, 1)):
+    packed.write_bytes(content); refused(lambda: read_packed(packed))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -24,7 +24,7 @@ from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import load_study
 from tacit.studies.execute.local import LocalExecutor, _Process
 from tacit.studies.execute.pool import RateUnknownError, Worker
-from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import pack
 
 STUDY = """
@@ -161,14 +161,14 @@ def test_of_three_drivers_at_once_one_trains_and_the_others_are_refused(
     file: Path, straight: dict[str, bytes], tmp_path: Path
 ) -> None:
     first = tacit_run(file, tmp_path, "epochs=100000")  # it does not end by itself
-    wait_for(lambda: (tmp_path / "study.json").exists())
+    wait_for(lambda: (tmp_path / "studies").exists())
     others = [tacit_run(file, tmp_path) for _ in range(2)]
     said = [other.communicate(timeout=120)[1] for other in others]
     first.kill()
     first.communicate(timeout=60)
     assert [other.returncode for other in others] == [2, 2]
     assert all(f"in use by another process (number {first.pid})" in text for text in said)
-    assert load_study(file, overrides=["epochs=100000"]) == StudyFolder(tmp_path).study()
+    assert load_study(file, overrides=["epochs=100000"]) in ResultsFolder(tmp_path).studies()
 
 
 @pytest.mark.slow

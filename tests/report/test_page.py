@@ -324,9 +324,9 @@ def test_figures_lists_every_figure_with_its_cost(monkeypatch: pytest.MonkeyPatc
 
 def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, make_world: Maker) -> None:
     root = make_world(paper_world, only=("batch-rates",))
-    stored = json.loads((root / "batch-rates" / "study.json").read_text())
+    stored = json.loads((root / "studies" / "batch-rates.json").read_text())
     stored["study"]["figures"] = {"mine": {"x": "temperature", "curve": "batch_size"}}
-    (root / "batch-rates" / "study.json").write_text(json.dumps(stored))
+    (root / "studies" / "batch-rates.json").write_text(json.dumps(stored))
     (figure,) = build_report(read_parts([root])).figures
     assert figure.verdict is None
     assert [curve.label for curve in figure.panels[0].curves] == [f"batch_size = {B}" for B in (32, 64, 8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from worlds import paper_world
 from tacit import InputError
 from tacit.cli import app
 from tacit.studies import runner
+from tacit.studies.describe import study as study_module
+from tacit.studies.describe.library import library
+from tacit.studies.describe.spec import canonical
 from tacit.studies.execute.attempts import FleetsFailedError
+from tacit.studies.store import rows as rows_module
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +62,9 @@ def test_fleets_that_fail_leave_the_other_studies_and_the_report_alone(
     folder = make_world(paper_world, only=("rates", "orders"))
     asked: list[str] = []
 
-    def run(study: Any, into: Path, **_: Any) -> None:
-        asked.append(into.name)
-        if into.name == "orders":
+    def run(study: Any, into: Any, **_: Any) -> None:
+        asked.append(study.name)
+        if study.name == "orders":
             raise FleetsFailedError("1 fleet failed.")
 
     monkeypatch.setattr(runner, "run", run)
@@ -68,3 +73,28 @@ def test_fleets_that_fail_leave_the_other_studies_and_the_report_alone(
     assert result.exit_code == 1
     assert "tacit: orders: 1 fleet failed." in result.output
     assert (folder / "report-orders.html").exists()
+
+
+def test_finished_results_are_walked_once(make_world: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the study files to the page: every row on disk is read once, and every study is validated once."""
+    folder = make_world(paper_world)
+    stored = sum(len(path.read_bytes().splitlines()) for path in folder.glob("fleets/*/rows.jsonl"))
+    rows_read, validated = 0, Counter[str]()
+    check_row, expand_grid = rows_module.problem, study_module.expand
+
+    def check(row: Any, number: int) -> str | None:
+        nonlocal rows_read
+        rows_read += 1
+        return check_row(row, number)
+
+    def expand(fixed: Any, grid: Any, *, where: str) -> Any:
+        validated[canonical([fixed, grid])] += 1
+        return expand_grid(fixed, grid, where=where)
+
+    monkeypatch.setattr(rows_module, "problem", check)
+    monkeypatch.setattr(study_module, "expand", expand)
+    result = CliRunner().invoke(app, ["reproduce", "--into", str(folder), "--workers", "1"])
+    assert result.exit_code == 0, result.output
+    assert rows_read == stored
+    assert set(validated.values()) == {1}
+    assert len(validated) >= len(library("mnist1d", "quick"))

@@ -13,7 +13,7 @@ import pytest
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import load_study
-from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import pack
 
 Law = Callable[[RunSpec], float]
@@ -51,7 +51,7 @@ def row_of(run: RunSpec, law: Law, *, scatter: float, status: str) -> dict[str, 
         "full_loss": [0.01] * count,
     }
     return {
-        "run": run.hash, "fleet": "", "spec": run.model_dump(), "status": status, "diverged_at": None,
+        "run": run.hash, "fleet": "made up", "spec": run.model_dump(), "status": status, "diverged_at": None,
         "updates": run.total_updates, "epochs": epochs, "best_test_accuracy": accuracy,
         "final_test_accuracy": accuracy - 0.01, "best_train_accuracy": 1.0, "final_train_accuracy": 1.0,
         "full_loss": 0.01 if status == "finished" else None,
@@ -69,11 +69,11 @@ def make_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         diverges: Callable[[RunSpec], bool] = lambda run: False, change: Callable[[dict[str, Any]], None] | None = None,
     ) -> Path:  # fmt: skip
         root = tmp_path_factory.mktemp("world")
+        folder = ResultsFolder(root)
         for name, found in library(None, scale).items():
             if only and name not in only:
                 continue
             study = load_study(found, overrides=overrides)
-            folder = StudyFolder(root / name)
             with folder.locked():
                 folder.open_for(study)
                 fleets = pack(study.runs)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tacit import InputError, cli
+from tacit import cli
+from tacit._errors import TacitError
 from tacit.studies.describe.study import load_study
 from tacit.studies.execute.signals import Terminated, terminable, uninterrupted
 from tacit.studies.plan import Plan, make_plan
 from tacit.studies.progress import Display
 from tacit.studies.runner import run
-from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import stopped_message
 from tacit.studies.train.packing import pack
 
@@ -57,7 +58,7 @@ def test_a_study_runs_and_its_status_says_so(
     folder = file.parent / "out"
     assert typed(monkeypatch, "run", file, "learning_rate=0.1,0.2,1e6", "--into", folder, "--workers", 1) == 0
     out, err = capsys.readouterr()
-    assert out == f"6 rows (2 diverged) in {folder}\n"
+    assert out == f"6 rows (2 diverged) in {folder}; next: tacit report {folder}\n"
     assert err.startswith("small: 6 runs in 1 fleet, about ")
     assert typed(monkeypatch, "status", folder) == 0
     out = capsys.readouterr().out
@@ -79,7 +80,7 @@ def test_the_status_of_a_folder_without_a_study_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "status", tmp_path) == 2
-    assert "study.json" in capsys.readouterr().err
+    assert "holds no study" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(
@@ -108,35 +109,38 @@ def test_a_stopped_study_says_what_is_stored_and_how_to_go_on(
     folder = file.parent / "out"
     process = started(file, folder)
     (fleet,) = pack(load_study(file, overrides=["epochs=200000"]).runs)
-    wait_for(StudyFolder(folder).fleet_folder(fleet.id))  # made when the worker tells of progress
+    wait_for(ResultsFolder(folder).fleet_folder(fleet.id))  # made when the worker tells of progress
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert err.endswith("stopped; 1 checkpoint stored: run the same command again to go on.\n")
     assert "Traceback" not in err
-    assert StudyFolder(folder).checkpoint_path(fleet.id).exists()
+    assert ResultsFolder(folder).checkpoint_path(fleet.id).exists()
 
 
 def test_a_study_stopped_before_its_first_checkpoint_does_not_speak_of_one(tmp_path: Path, file: Path) -> None:
-    folder = StudyFolder(tmp_path / "out")
+    folder = ResultsFolder(tmp_path / "out")
     with folder.locked():
         folder.open_for(load_study(file))
-    said = stopped_message([folder.path, tmp_path / "absent"])
-    assert said == "stopped before the first checkpoint: nothing is stored yet; run the same command again to go on."
+    assert stopped_message(tmp_path / "absent") == stopped_message(folder.path)
+    assert (
+        stopped_message(folder.path)
+        == "stopped before the first checkpoint: nothing is stored yet; run the same command again to go on."
+    )
 
 
 def test_a_folder_that_cannot_be_read_does_not_change_how_a_stop_ends(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = StudyFolder(tmp_path / "study")
+    folder = ResultsFolder(tmp_path / "study")
     with folder.locked():
         folder.open_for(load_study(file))
 
-    def unreadable(self: StudyFolder) -> list[str]:
-        raise InputError("fleets cannot be read; try again.")
+    def unreadable(self: ResultsFolder) -> list[str]:
+        raise TacitError("fleets cannot be read; try again.")
 
-    monkeypatch.setattr(StudyFolder, "fleets_on_disk", unreadable)
-    said = stopped_message([folder.path])
+    monkeypatch.setattr(ResultsFolder, "contents", unreadable)
+    said = stopped_message(folder.path)
     assert said == "stopped; fleets cannot be read; try again. Then run the same command again to go on."
 
 
@@ -261,7 +265,7 @@ def test_a_cluster_is_not_told_to_use_a_cluster(file: Path, tmp_path: Path, monk
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(file)
     display = Display(line_seconds=0.0)
-    display.planned(Plan(study, tuple(pack(study.runs)), frozenset(), 2, 3.0))
+    display.planned(Plan(study, tuple(pack(study.runs)), 2, 3.0))
     display.advanced(0.5)
     display.said("a worker was killed")
     display.ended()
@@ -276,4 +280,4 @@ def test_a_study_runs_from_python_with_one_call(file: Path, data: object, monkey
     monkeypatch.chdir(file.parent)
     rows = run(file, workers=1, overrides=["seeds=0"])
     assert len(rows) == 2
-    assert (file.parent / "runs" / "small" / "study.json").exists()
+    assert (file.parent / "runs" / "small" / "studies" / "small.json").exists()

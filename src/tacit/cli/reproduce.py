@@ -62,6 +62,7 @@ def reproduce(
     from tacit.studies.execute.signals import exit_code
     from tacit.studies.plan import make_plan
     from tacit.studies.progress import Display
+    from tacit.studies.store.folder import ResultsFolder
     from tacit.studies.store.status import stopped_message
 
     if address is not None and executor != "ray":
@@ -69,9 +70,9 @@ def reproduce(
     check_output_folder("--into", into)
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
-    folder = into or Path("runs") / results_name(dataset, scale)
+    folder = ResultsFolder(into or Path("runs") / results_name(dataset, scale))  # read once, for all studies
     plans = {
-        name: make_plan(study, folder / name, executor=executor, device=device, workers=workers)
+        name: make_plan(study, folder, executor=executor, device=device, workers=workers)
         for name, study in studies.items()
     }
     seconds = sum(plan.seconds for plan in plans.values())
@@ -79,7 +80,7 @@ def reproduce(
     count = next(iter(plans.values())).workers
     about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
     those = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    print(f"{runs} runs in {those}, {about} {in_words(seconds)} on {count} workers, into {folder}")
+    print(f"{runs} runs in {those}, {about} {in_words(seconds)} on {count} workers, into {folder.path}")
     if dry_run:
         for plan in plans.values():
             print(indent(str(plan), "  "))
@@ -90,15 +91,16 @@ def reproduce(
         with closing(runner.make_executor(executor, workers, address=address, device=device)) as chosen:
             for name, study in studies.items():
                 try:
-                    runner.run(study, folder / name, executor=chosen, workers=workers, watcher=Display())
+                    runner.run(study, folder, executor=chosen, workers=workers, watcher=Display())
                 except FleetsFailedError as failed:
                     failures.append(f"{name}: {failed}")
     except KeyboardInterrupt as stopped:
-        typer.echo(stopped_message([folder / name for name in studies]), err=True)
+        typer.echo(stopped_message(folder.path), err=True)
         raise typer.Exit(exit_code(stopped)) from None
-    from tacit.report import build_report, read_parts, write_page
+    from tacit.report import build_report, write_page
+    from tacit.report.build import parts_of
 
-    report = build_report(read_parts([folder / name for name in studies]), only=wanted)
+    report = build_report(parts_of(folder, list(studies.values())), only=wanted)
     command = " ".join(
         ["tacit reproduce", *[f"--figure {id}" for id in wanted], f"--scale {scale}"]
         + ([f"--dataset {dataset}"] if dataset is not None else [])
@@ -106,7 +108,7 @@ def reproduce(
     )
     # A page of a few figures has a name of its own: it must not take the place of the whole report.
     name = "-".join(["report", *wanted]) + ".html"
-    page = write_page(report, folder / name, command=command)
+    page = write_page(report, folder.path / name, command=command)
     print_verdicts(report)
     print(f"report: {page}")
     for failure in failures:

@@ -77,13 +77,13 @@ def run(
             watcher=Display(),
         )  # fmt: skip
     except KeyboardInterrupt as stopped:
-        typer.echo(stopped_message([folder]), err=True)
+        typer.echo(stopped_message(folder), err=True)
         raise typer.Exit(exit_code(stopped)) from None
     except FleetsFailedError as failed:
         typer.echo(f"tacit: {failed}", err=True)
         raise typer.Exit(1) from None
     diverged = sum(row["status"] == "diverged" for row in rows)
-    print(f"{len(rows)} rows ({diverged} diverged) in {folder}")
+    print(f"{len(rows)} rows ({diverged} diverged) in {folder}; next: tacit report {folder}")
 
 
 def _models(plan: Plan) -> list[str]:

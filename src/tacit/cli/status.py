@@ -1,4 +1,4 @@
-"""`tacit status`: how far a study is."""
+"""`tacit status`: how far the studies of a folder are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(help="A study's folder, made by `tacit run`.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of results, or one with several of them.", show_default=False)
+    ] = Path("runs"),
 ) -> None:
-    """Show how many fleets and runs of a study are finished, under way, or waiting.
+    """Show how far the studies of a folder are: runs, fleets that are left, share of the work, and whether it runs.
 
-    Example: `tacit status runs/rates`
+    Examples:
+
+    * `tacit status runs/rates`
+
+    * `tacit status`
     """
-    from tacit.studies.store.status import study_status
+    from tacit.studies.store.status import folder_status
 
-    print(study_status(folder))
+    print("\n\n".join(map(str, folder_status(folder))))

@@ -16,7 +16,7 @@ from tacit.report.settings import compared, used
 from tacit.report.verdict import Verdict
 from tacit.studies.describe.spec import NAME
 from tacit.studies.describe.study import Study
-from tacit.studies.store.folder import StudyFolder, read_rows
+from tacit.studies.store.folder import ResultsFolder, results_folders
 
 # Figures of appendix D and those of the main text that ask the same. On a task whose one protocol serves both, they
 # read the same runs.
@@ -65,22 +65,16 @@ class Report:
 
 
 def read_parts(folders: Sequence[str | Path]) -> tuple[Part, ...]:
-    """The study folders given, and those directly inside a folder that is none itself."""
-    parts = []
-    for folder in folders:
-        path = Path(folder)
-        if not path.exists():
-            raise InputError(f"there is no folder {path}; expected one made by `tacit run` or `tacit reproduce`.")
-        inside = (
-            [path] if (path / "study.json").exists() else sorted(found.parent for found in path.glob("*/study.json"))
-        )
-        if not inside:
-            raise InputError(f"{path} holds no study; expected a folder made by `tacit run` or `tacit reproduce`.")
-        for each in inside:
-            store = StudyFolder(each)
-            metas = [meta for fleet in store.fleets_on_disk() if (meta := store.meta(fleet)) is not None]
-            parts.append(Part(store.study(), read_rows(each), metas, each.name))
-    return tuple(parts)
+    """The studies of these folders of results, and of those directly inside a folder that is none itself."""
+    found = [results for folder in folders for results in results_folders(folder)]
+    return tuple(part for results in found for part in parts_of(results, results.studies()))
+
+
+def parts_of(results: ResultsFolder, studies: Sequence[Study]) -> tuple[Part, ...]:
+    """Studies that are views on one folder of results."""
+    return tuple(
+        Part(study, results.rows_of(study.runs), results.metas_of(study.runs), study.name) for study in studies
+    )
 
 
 def build_report(parts: Sequence[Part], *, only: Sequence[str] = ()) -> Report:

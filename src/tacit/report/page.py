@@ -19,6 +19,7 @@ from tacit.report.points import Panel, Point
 from tacit.report.settings import DATASET_NAMES
 from tacit.report.text import percent, power
 from tacit.report.verdict import OUTCOMES, Outcome
+from tacit.studies.describe.spec import canonical
 
 HERO = "1b"  # the figure that the paper's question is answered by
 QUESTION = "Does a large learning rate work like an explicit penalty on gradients?"
@@ -223,7 +224,8 @@ def _number(number: Interval, panel: Panel) -> str:
 # -- where it comes from ----------------------------------------------------------------------------------------------
 def environment_facts(report: Report) -> dict[str, str]:
     """Versions, commit and machine of the runs; several values are listed when they differ."""
-    metas = [meta for part in report.parts for meta in part.metas]
+    every = [meta for part in report.parts for meta in part.metas]
+    metas = list({canonical(meta): meta for meta in every}.values())  # several studies may share a fleet
     versions: dict[str, set[str]] = {}
     for meta in metas:
         for name, value in (meta.get("versions") or {}).items():

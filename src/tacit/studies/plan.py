@@ -12,8 +12,9 @@ from tacit.studies import estimate
 from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION, Cost, cost, in_digits
 from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.machine import cores, known_device, named_in_environment
-from tacit.studies.store.folder import StudyFolder
-from tacit.studies.train.packing import Fleet, pack
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.train.checkpoint import share_done
+from tacit.studies.train.packing import Fleet, finishing_time
 
 EXECUTORS = ("local", "ray")
 DAY = 24 * 3600.0
@@ -21,38 +22,39 @@ DAY = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done: all fleets, those already finished, and about how long the rest takes."""
+    """What is to be done: the fleets that are left to train, and about how long they take."""
 
     study: Study
     fleets: tuple[Fleet, ...]
-    finished: frozenset[str]
     workers: int
     seconds: float
     rough: bool = False  # the rate is a guess: nothing was measured yet, or could be
-    guessed: bool = False  # nobody asked the workers: each is taken to be as fast as a core of this machine
+    guessed: bool = False  # the workers were not measured: each is taken to be as fast as a core of this machine
     here: bool = False  # the time is for cores of this machine, which begin nothing that takes more than a year
 
     @property
-    def remaining(self) -> list[Fleet]:
-        return [fleet for fleet in self.fleets if fleet.id not in self.finished]
+    def finished(self) -> int:
+        """Runs that have a row."""
+        return len(self.study.runs) - sum(len(fleet.runs) for fleet in self.fleets)
 
     def __str__(self) -> str:
-        text = f"{self.study.name}: {counted(len(self.study.runs), 'run')} in {counted(len(self.fleets), 'fleet')}"
-        if not self.remaining:
+        text = f"{self.study.name}: {counted(len(self.study.runs), 'run')}"
+        if not self.fleets:
             return f"{text}, all finished"
         if self.finished:
-            text += f", {len(self.finished)} finished"
+            text += f", {self.finished} finished, {len(self.study.runs) - self.finished} left"
         about = "roughly" if self.rough else "about"
-        text += f", {about} {estimate.in_words(self.seconds)} on {counted(self.workers, 'worker')}"
+        text += f" in {counted(len(self.fleets), 'fleet')}, {about} {estimate.in_words(self.seconds)}"
+        text += f" on {counted(self.workers, 'worker')}"
         text += ", each as fast as a core of this machine" if self.guessed else ""
-        return f"{text}\n{self._elsewhere()}" if self.seconds > DAY else text
+        return f"{text}\n{self._on_other_machines()}" if self.seconds > DAY else text
 
     @property
     def cost(self) -> Cost:
         """What is left to do, in numbers that mean the same on every machine."""
-        return cost(run for fleet in self.remaining for run in fleet.runs)
+        return cost(run for fleet in self.fleets for run in fleet.runs)
 
-    def _elsewhere(self) -> str:
+    def _on_other_machines(self) -> str:
         """For a study of more than a day: what another machine would need, and whether this one would train it."""
         left = self.cost
         text = (
@@ -70,7 +72,7 @@ class Plan:
 
 def make_plan(
     source: str | Path | Study,
-    into: str | Path | None = None,
+    into: str | Path | ResultsFolder | None = None,
     *,
     executor: str = "local",
     device: str | None = None,
@@ -85,22 +87,29 @@ def make_plan(
     known_executor(executor)
     here = executor == "local" and (known_device(device) or named_in_environment() or "cpu") in ("auto", "cpu")
     study = load_study(source, overrides=overrides)
-    folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
-    fleets = tuple(pack(study.runs))
-    remaining = unfinished(folder, fleets)
-    finished = frozenset(fleet.id for fleet in fleets) - {fleet.id for fleet in remaining}
+    folder = results_folder(study, into)
+    fleets = folder.unfinished(study)
     count = workers or cores()
     if here:
-        estimate.refuse_too_big(remaining, name=study.name)
+        estimate.refuse_too_big(fleets, name=study.name)
     rate = estimate.stored_rate(count)
-    seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
-    return Plan(study, fleets, finished, count, seconds, rough=rate is None or not here, guessed=not here, here=here)
+    seconds = seconds_left(folder, fleets, workers=count, rate=rate)
+    return Plan(study, tuple(fleets), count, seconds, rough=rate is None or not here, guessed=not here, here=here)
+
+
+def results_folder(study: Study, into: str | Path | ResultsFolder | None) -> ResultsFolder:
+    """The folder for the rows of a study: the one given, or runs/NAME."""
+    if isinstance(into, ResultsFolder):
+        return into
+    return ResultsFolder(Path(into) if into is not None else Path("runs") / study.name)
+
+
+def seconds_left(folder: ResultsFolder, fleets: Sequence[Fleet], *, workers: int, rate: float | None) -> float:
+    """About how long the fleets take from their checkpoints on, when the last worker ends."""
+    left = [fleet.cost * (1 - share_done(folder.read_checkpoint(fleet.id) or b"")) for fleet in fleets]
+    return finishing_time(left, workers) / (rate or estimate.DEFAULT_RATE)
 
 
 def known_executor(name: str) -> None:
     if name not in EXECUTORS:
         raise InputError(f"executor={name!r} is unknown; use {' or '.join(EXECUTORS)}.")
-
-
-def unfinished(folder: StudyFolder, fleets: Sequence[Fleet]) -> list[Fleet]:
-    return [fleet for fleet in fleets if not isinstance(folder.rows(fleet.id), list)]

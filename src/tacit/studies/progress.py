@@ -19,23 +19,20 @@ class Display(TerminalBar, Watcher):
     def __init__(self, *, line_seconds: float = LINE_SECONDS) -> None:
         self.line_seconds = line_seconds
         self.total_updates = 0
-        self.began, self.first_done, self.last_line = time.monotonic(), 0.0, time.monotonic()
+        self.began = self.last_line = time.monotonic()
 
     def planned(self, plan: Plan) -> None:
         print(plan, file=sys.stderr, flush=True)
         self.name = plan.study.name
-        self.total_updates = sum(run.total_updates for run in plan.study.runs)
-        total = sum(fleet.cost for fleet in plan.fleets)
-        self.first_done = sum(fleet.cost for fleet in plan.fleets if fleet.id in plan.finished) / total
+        self.total_updates = sum(run.total_updates for fleet in plan.fleets for run in fleet.runs)
         self.began = self.last_line = time.monotonic()
-        if plan.remaining and sys.stderr.isatty():
+        if plan.fleets and sys.stderr.isatty():
             self._draw_bar()
 
     def advanced(self, done: float) -> None:
         seconds = time.monotonic() - self.began
-        gained = max(done - self.first_done, 0.0)
-        rate = gained * self.total_updates / seconds if seconds > 0 else 0.0
-        left = in_words(seconds * (1 - done) / gained) if gained > 0 else "unknown time"
+        rate = done * self.total_updates / seconds if seconds > 0 else 0.0
+        left = in_words(seconds * (1 - done) / done) if done > 0 else "unknown time"
         left = "nothing" if done >= 1 else left
         if self.bar is not None:
             self.bar.update(self.task, completed=done, rate=f"{rate:,.0f} run-updates/s", left=left)
@@ -51,5 +48,5 @@ class Display(TerminalBar, Watcher):
         columns = ("{task.description}", BarColumn(), TaskProgressColumn())
         words = (TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[left]} left"))
         self.bar = Progress(*columns, *words, console=Console(stderr=True))
-        self.task = self.bar.add_task(self.name, total=1.0, completed=self.first_done, rate="", left="")
+        self.task = self.bar.add_task(self.name, total=1.0, completed=0.0, rate="", left="")
         self.bar.start()

@@ -20,10 +20,11 @@ from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.execute.machine import cores, known_device, trains_on
 from tacit.studies.execute.pool import RateUnknownError
 from tacit.studies.execute.signals import terminable
-from tacit.studies.plan import Plan, known_executor, unfinished
-from tacit.studies.store.folder import Damage, Row, StudyFolder, read_rows
-from tacit.studies.store.writer import Recorder
-from tacit.studies.train.packing import Fleet, pack
+from tacit.studies.plan import Plan, known_executor, results_folder, seconds_left
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.rows import Row
+from tacit.studies.store.writer import StudyWriter
+from tacit.studies.train.packing import Fleet
 
 if TYPE_CHECKING:
     from tacit.studies.execute.ray.executor import RayExecutor
@@ -39,7 +40,7 @@ class Watcher:
         LOG.info("%s", plan)
 
     def advanced(self, done: float) -> None:
-        """`done` is the share of the whole study's work, from 0 to 1."""
+        """`done` is the share of the work that was left at the start, from 0 to 1."""
 
     def said(self, text: str) -> None:
         LOG.warning("%s", text)
@@ -50,7 +51,7 @@ class Watcher:
 
 def run(
     source: str | Path | Study,
-    into: str | Path | None = None,
+    into: str | Path | ResultsFolder | None = None,
     *,
     executor: str | Executor = "local",
     address: str | None = None,
@@ -63,42 +64,42 @@ def run(
 ) -> list[Row]:
     """Train every run of a study that has no row yet, and return all rows, in the order of the study.
 
-    `source` is a study file or a Study; `into` is the study's folder (`runs/NAME` without it). A folder that was
-    killed, at any moment, goes on from its last checkpoints, and ends with the same bytes of rows. Rows don't depend
-    on `workers` or `executor`: `local` processes, `ray` (at `address`, or on this machine), or an object of your own,
-    which then has its own device and attempts. A fleet that fails `attempts` times is left out, and FleetsFailedError
-    is raised when the others are done. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored;
-    then KeyboardInterrupt is raised (after SIGTERM its subclass `signals.Terminated`).
+    `source` is a study file or a Study; `into` is the folder of results (`runs/NAME` without it). Several studies may
+    share one folder: a run that any of them has trained is not trained again. A study that was killed, at any moment,
+    goes on from its last checkpoints, and ends with the same bytes of rows. Rows don't depend on `workers` or
+    `executor`: `local` processes, `ray` (at `address`, or on this machine), or an object of your own, which then has
+    its own device and attempts. A fleet that fails `attempts` times is left out, and FleetsFailedError is raised when
+    the others are done. On Ctrl-C, and on SIGTERM in the main thread, the last checkpoints are stored; then
+    KeyboardInterrupt is raised (after SIGTERM its subclass `signals.Terminated`).
     """
     study = load_study(source, overrides=overrides)
-    folder = StudyFolder(Path(into) if into is not None else Path("runs") / study.name)
+    folder = results_folder(study, into)
     watcher = watcher or Watcher()
-    elsewhere = _is_elsewhere(executor, device)  # what was measured on this machine says nothing then
+    local_cores = _uses_local_cores(executor, device)  # otherwise rates measured on this machine do not apply
     try:
-        fleets = tuple(pack(study.runs))
-        if not elsewhere:
-            estimate.refuse_absurd(unfinished(folder, fleets), name=study.name, workers=workers or cores())
+        if local_cores:
+            estimate.refuse_absurd(folder.unfinished(study), name=study.name, workers=workers or cores())
         with terminable(), folder.locked(), contextlib.ExitStack() as opened:
-            folder.open_for(study)
-            finished = frozenset(fleet.id for fleet in fleets if _is_finished(folder, fleet, watcher))
-            remaining = [fleet for fleet in fleets if fleet.id not in finished]
-            if not remaining:
-                watcher.planned(Plan(study, fleets, finished, workers or cores(), 0.0))
-                return read_rows(folder.path)
-            _prepare([run for fleet in remaining for run in fleet.runs])
+            for message in folder.move_damage_aside():
+                watcher.said(message)
+            fleets = folder.open_for(study)
+            folder.tidy_finished()
+            if not fleets:
+                watcher.planned(Plan(study, (), workers or cores(), 0.0))
+                return folder.rows_of(study.runs)
+            _prepare([run for fleet in fleets for run in fleet.runs])
             if isinstance(executor, str):
                 executor = make_executor(executor, workers, address=address, device=device, attempts=attempts)
                 opened.callback(executor.close)
             count = workers or executor.workers
-            rate = _rate(remaining, executor, workers=count, elsewhere=elsewhere)
-            seconds = estimate.expected_seconds(remaining, workers=count, rate=rate or estimate.DEFAULT_RATE)
-            watcher.planned(Plan(study, fleets, finished, count, seconds, rough=rate is None))
-            recorder = Recorder(folder, fleets, finished, watcher, checkpoint_seconds)
-            keep_rate = None if elsewhere else functools.partial(estimate.store_rate, count)
-            recorder.train(remaining, executor, keep_rate=keep_rate)
+            rate = _rate(fleets, executor, workers=count, local_cores=local_cores)
+            seconds = seconds_left(folder, fleets, workers=count, rate=rate)
+            watcher.planned(Plan(study, tuple(fleets), count, seconds, rough=rate is None))
+            writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds)
+            writer.train(executor, keep_rate=functools.partial(estimate.store_rate, count) if local_cores else None)
     finally:
         watcher.ended()
-    return read_rows(folder.path)
+    return folder.rows_of(study.runs)
 
 
 def _prepare(runs: Sequence[RunSpec]) -> None:
@@ -111,17 +112,17 @@ def _prepare(runs: Sequence[RunSpec]) -> None:
         try_own_code(runs)
 
 
-def _is_elsewhere(executor: str | Executor, device: str | None) -> bool:
-    """Whether fleets train on something else than cores of this machine; a wrong name is refused here, before all."""
+def _uses_local_cores(executor: str | Executor, device: str | None) -> bool:
+    """Whether fleets train on cores of this machine; a wrong name is refused here, before anything is done."""
     if not isinstance(executor, str):
-        return executor.elsewhere
+        return executor.local_cores
     known_executor(executor)
     known_device(device)
     if executor == "ray":
         from tacit.studies.execute.ray.session import import_ray
 
         import_ray()
-    return executor == "ray" or trains_on(device) != "cpu"
+    return executor != "ray" and trains_on(device) == "cpu"
 
 
 def make_executor(
@@ -143,27 +144,15 @@ def make_executor(
     return LocalExecutor(workers, device=device, attempts=attempts)
 
 
-def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, elsewhere: bool) -> float | None:
+def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, local_cores: bool) -> float | None:
     """The rate of earlier studies, or measured now; None when the first fleet fails at it, which stops no other."""
-    rate = None if elsewhere else estimate.stored_rate(workers)
+    rate = estimate.stored_rate(workers) if local_cores else None
     if rate is not None:
         return rate
     try:
         rate = executor.calibrate(fleets)
     except RateUnknownError:
         return None
-    if not elsewhere:
+    if local_cores:
         estimate.store_rate(workers, rate)
     return rate
-
-
-def _is_finished(folder: StudyFolder, fleet: Fleet, watcher: Watcher) -> bool:
-    """Finished means: rows that the store trusts. Others are told of and moved aside."""
-    rows = folder.rows(fleet.id)
-    if isinstance(rows, Damage):
-        kept = "that fleet is trained again, and the file is kept as rows.damaged.jsonl"
-        watcher.said(f"{folder.rows_path(fleet.id)} {rows}; {kept}.")
-        folder.discard_rows(fleet.id)
-    elif rows is not None:
-        folder.tidy(fleet.id)  # a process may have been killed between its last two files
-    return isinstance(rows, list)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from in_process import rows_on_disk, wait_for
-from tacit import InputError
+from tacit._errors import TacitError
 from tacit._provenance import provenance
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
@@ -28,7 +28,7 @@ from tacit.studies.execute.ray.worker import UNREAD, QueuePipe
 from tacit.studies.execute.signals import Terminated
 from tacit.studies.execute.wire import Message
 from tacit.studies.runner import Watcher
-from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import pack
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'tacit[ray]'")
@@ -164,7 +164,7 @@ def test_rows_of_one_local_worker_of_two_and_of_ray_are_the_same_bytes(
     assert len(straight) == 2
     assert rows_on_disk(tmp_path / "two") == straight
     assert rows_on_disk(tmp_path / "ray") == straight
-    meta = StudyFolder(tmp_path / "ray").meta(next(iter(straight)))
+    meta = ResultsFolder(tmp_path / "ray").meta(next(iter(straight)))
     assert meta is not None
     assert meta["device"] == "cpu"
     assert meta["versions"]["torch"]
@@ -193,7 +193,7 @@ def test_a_fleet_that_loses_three_workers_is_failed_and_the_other_is_done(
     with pytest.raises(FleetsFailedError, match=victim.id):
         runner.run(study, tmp_path, executor=executor, watcher=saboteur, checkpoint_seconds=CHECKPOINT_SECONDS)
     assert rows_on_disk(tmp_path) == {other.id: straight[other.id]}
-    failure = StudyFolder(tmp_path).failure(victim.id)
+    failure = ResultsFolder(tmp_path).failure(victim.id)
     assert failure is not None
     assert failure["attempts"] == 3
 
@@ -216,7 +216,7 @@ def start(file: Path, folder: Path, cluster: Any) -> subprocess.Popen[str]:
 
 
 def test_a_refusal_leaves_no_connection_behind(cluster: Any) -> None:
-    with pytest.raises(InputError, match="Ray finds no GPU"):
+    with pytest.raises(TacitError, match="Ray finds no GPU"):
         RayExecutor(1, address=cluster.address, device="cuda")
     assert not import_ray().is_initialized()
 
@@ -224,14 +224,14 @@ def test_a_refusal_leaves_no_connection_behind(cluster: Any) -> None:
 def test_a_closed_executor_does_not_start_another_ray(study: Study, cluster: Any, tmp_path: Path) -> None:
     executor = RayExecutor(2, address=cluster.address)
     executor.close()
-    with pytest.raises(InputError, match="is closed"):
+    with pytest.raises(TacitError, match="is closed"):
         runner.run(study, tmp_path, executor=executor)
     assert not import_ray().is_initialized()
 
 
 def test_the_drivers_variables_reach_the_workers(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACIT_DEVICE", "cuda:0")
-    with pytest.raises(InputError, match="Ray finds no GPU"):
+    with pytest.raises(TacitError, match="Ray finds no GPU"):
         RayExecutor(1, address=cluster.address)
     monkeypatch.setenv("TACIT_DEVICE", "cpu")
     with RayExecutor(1, address=cluster.address) as executor:
@@ -244,7 +244,7 @@ def test_a_machine_with_another_torch_is_refused(
     ours = provenance()
     other = {**ours, "versions": {**ours["versions"], "torch": "9.9"}}
     monkeypatch.setattr("tacit.studies.execute.ray.executor.provenance", lambda: other)  # here, not in the worker
-    with pytest.raises(InputError, match=r"has torch .* and not 9\.9; rows would differ"):
+    with pytest.raises(TacitError, match=r"has torch .* and not 9\.9; rows would differ"):
         runner.run(study, tmp_path, executor=executor)
 
 
@@ -320,7 +320,7 @@ def test_without_ray_a_sentence_says_how_to_install_it(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r'pip install "tacit\[ray\]"'):
+    with pytest.raises(TacitError, match=r'pip install "tacit\[ray\]"'):
         runner.run(study, tmp_path / "out", executor="ray")
     assert not (tmp_path / "out").exists()
 
@@ -338,7 +338,7 @@ def test_without_ray_a_sentence_says_how_to_install_it(
     ],
 )
 def test_wrong_options_are_sentences_before_ray_is_started(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(TacitError, match=words):
         RayExecutor(**options)
 
 
@@ -351,7 +351,7 @@ def test_an_address_where_nobody_answers_is_a_sentence(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuses)
     monkeypatch.setattr("tacit.studies.execute.ray.session._ask", lambda address: None)
-    with pytest.raises(InputError, match=r"answers at 'auto': Could not read the cluster\. Start"):
+    with pytest.raises(TacitError, match=r"answers at 'auto': Could not read the cluster\. Start"):
         RaySession("auto", cpus=1)
 
 
@@ -364,7 +364,7 @@ def test_a_silent_address_is_refused_before_ray_asks_it_for_minutes(host: str, m
     monkeypatch.setattr(ray, "init", lambda **options: asked.append(options))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(InputError, match=rf"no Ray cluster answers at '{host}:{port}'"):
+    with pytest.raises(TacitError, match=rf"no Ray cluster answers at '{host}:{port}'"):
         RaySession(f"{host}:{port}", cpus=1)
     assert not asked
 
@@ -377,7 +377,7 @@ def test_an_address_that_takes_a_call_and_says_nothing_is_given_up(monkeypatch: 
     monkeypatch.setattr("tacit.studies.execute.ray.session.CONNECT_SECONDS", 2.0)
     with socket.create_server(("0.0.0.0", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(InputError, match=rf"no Ray cluster answers at '{address}': no answer within 2 s"):
+        with pytest.raises(TacitError, match=rf"no Ray cluster answers at '{address}': no answer within 2 s"):
             RaySession(address, cpus=1)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from in_process import InProcess, Listener, rows_on_disk, wait_for
-from tacit import InputError
+from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
@@ -26,9 +26,8 @@ from tacit.studies.execute.attempts import FleetsFailedError
 from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.plan import make_plan
-from tacit.studies.store import folder as store
-from tacit.studies.store.folder import StudyFolder
-from tacit.studies.store.status import study_status
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.status import folder_status
 from tacit.studies.train.packing import pack
 from tacit.studies.train.training import Training
 
@@ -75,12 +74,12 @@ def test_a_finished_study_is_never_too_long_for_this_machine(
     monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
     assert runner.run(SMALL, tmp_path / "done") == rows
     assert make_plan(SMALL, tmp_path / "done").seconds == 0
-    with pytest.raises(InputError, match="less than a year"):
+    with pytest.raises(TacitError, match="less than a year"):
         runner.run(SMALL, tmp_path / "new")
 
 
 def test_an_executor_of_an_unknown_name_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="local"):
+    with pytest.raises(TacitError, match="local"):
         runner.run(SMALL, tmp_path, executor="cloud")
 
 
@@ -96,10 +95,10 @@ def test_dying_at_every_write_changes_no_byte(
     """Die at the n-th write, go on to the end: for every n until the study has no n-th write."""
     tiny, executor = study(epochs=2), InProcess(data)
     runner.run(tiny, tmp_path / "straight", executor=executor)
-    write, replace = StudyFolder.write, os.replace
+    write, replace = ResultsFolder.write, os.replace
     left = 0
 
-    def dying_write(self: StudyFolder, path: Path, content: bytes) -> None:
+    def dying_write(self: ResultsFolder, path: Path, content: bytes) -> None:
         nonlocal left
         left -= 1
         if left == 0 and moment == "before the file is written":
@@ -113,8 +112,8 @@ def test_dying_at_every_write_changes_no_byte(
         if left == 0 and moment == "after the rename":
             raise Death
 
-    monkeypatch.setattr(StudyFolder, "write", dying_write)
-    monkeypatch.setattr(store.os, "replace", dying_replace)
+    monkeypatch.setattr(ResultsFolder, "write", dying_write)
+    monkeypatch.setattr(os, "replace", dying_replace)
     for number in itertools.count(1):
         left, folder = number, tmp_path / str(number)
         try:
@@ -142,7 +141,7 @@ def test_a_disk_that_fills_up_is_a_sentence_and_the_study_goes_on_later(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", filling_up)
-        with pytest.raises(InputError, match="disk is full"):
+        with pytest.raises(TacitError, match="disk is full"):
             runner.run(SMALL, tmp_path, executor=InProcess(data))
     runner.run(SMALL, tmp_path, executor=InProcess(data))
     assert rows_on_disk(tmp_path) == straight
@@ -169,7 +168,7 @@ def test_damaged_rows_are_trained_again_with_a_message(
     elif damage == "meta gone":
         path.with_name("meta.json").unlink()
     elif damage == "a key gone":  # with a checksum that fits: another version, or a hand
-        folder = StudyFolder(tmp_path)
+        folder = ResultsFolder(tmp_path)
         rows = [json.loads(line) for line in text.splitlines()]
         rows[0].pop("status")
         with folder.locked():
@@ -189,7 +188,7 @@ def test_a_damaged_checkpoint_starts_over_and_says_so(tmp_path: Path, data: Data
     training.advance(until=50)
     content = bytearray(training.checkpoint())
     content[-5] ^= 1
-    folder = StudyFolder(tmp_path)
+    folder = ResultsFolder(tmp_path)
     with folder.locked():
         folder.write_checkpoint(fleet.id, bytes(content))
     heard = Listener()
@@ -290,11 +289,11 @@ def test_a_fleet_that_loses_three_workers_is_reported_failed_and_can_be_tried_ag
         with pytest.raises(FleetsFailedError, match=f"1 of 1 fleet failed .{fleet.id}."):
             runner.run(one, tmp_path, executor=executor, watcher=killer, checkpoint_seconds=0.05)
         assert len(killer.texts) == 3
-        failure = StudyFolder(tmp_path).failure(fleet.id)
+        failure = ResultsFolder(tmp_path).failure(fleet.id)
         assert failure is not None
         assert (failure["attempts"], failure["error"]) == (3, "its worker was killed by signal 9")
         runner.run(one, tmp_path, executor=executor)
-    assert StudyFolder(tmp_path).failure(fleet.id) is None
+    assert ResultsFolder(tmp_path).failure(fleet.id) is None
     assert list(rows_on_disk(tmp_path)) == [fleet.id]
 
 
@@ -319,12 +318,12 @@ def test_an_exception_in_training_fails_its_fleet_three_times_and_the_others_fin
     assert [("failure 1 of 3" in t, "failure 2 of 3" in t, "left out" in t) for t in heard.texts] == [
         (True, False, False), (False, True, False), (False, False, True),
     ]  # fmt: skip
-    failure = StudyFolder(folder).failure(victim.id)
+    failure = ResultsFolder(folder).failure(victim.id)
     assert failure is not None
     assert failure["error"].endswith("MemoryError: no room for this fleet\n")  # the whole traceback
     assert other.id in rows_on_disk(folder)
     assert len(rows_on_disk(folder)) == len(pack(SMALL.runs)) - 1
-    assert f"failed: fleet {victim.id}, 3 failures, the last: MemoryError: no room" in str(study_status(folder))
+    assert f"failed: fleet {victim.id}, 3 failures, the last: MemoryError: no room" in str(folder_status(folder)[0])
 
 
 def test_a_worker_ends_when_its_study_is_gone() -> None:
@@ -349,7 +348,7 @@ def alive(pid: int) -> bool:
 
 def test_wrong_numbers_of_workers_are_a_sentence() -> None:
     for wrong in (0, -1, True, 1.5):
-        with pytest.raises(InputError, match="workers"):
+        with pytest.raises(TacitError, match="workers"):
             LocalExecutor(wrong)  # type: ignore[arg-type]
 
 

@@ -88,6 +88,8 @@ def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> 
     An override replaces the key everywhere: one value becomes fixed, a list (`a,b,c` or `0:3`, which is 0,1,2)
     becomes part of every grid. `summary.best=3` reaches into the summary.
     """
+    if isinstance(source, Study) and not overrides:
+        return source  # it was validated when it was made
     if isinstance(source, Study):
         raw, where = source.model_dump(), source.name
     else:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tacit._errors import InputError
+from tacit._arguments import whole_number
+from tacit._errors import TacitError
 from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.wire import Message
 
 ATTEMPTS = 3
 
 
-class FleetsFailedError(InputError):
+class FleetsFailedError(TacitError):
     """Fleets that were given up; every other fleet is done."""
 
 
@@ -27,8 +28,7 @@ class Attempts:
     failures: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
-            raise InputError(f"attempts is {self.limit!r}; expected a whole number, at least 1.")
+        whole_number("attempts", self.limit, at_least=1)
 
     def again(self, task: Task, checkpoint: bytes | None, *, error: str, watch: Watch) -> Task | None:
         """The task to try again, from `checkpoint` if there is one; None when it is given up. `watch` is told.

@@ -35,8 +35,8 @@ class Executor(Protocol):
         """How many fleets train at once."""
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether fleets train on something else than cores of this machine, so that rates say nothing about cores."""
+    def local_cores(self) -> bool:
+        """Whether fleets train on cores of this machine, so that their rates are worth keeping for estimates."""
 
     def run(self, tasks: Sequence[Task], watch: Watch) -> None: ...
 

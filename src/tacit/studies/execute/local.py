@@ -40,9 +40,9 @@ class LocalExecutor(WorkerPool):
         self.device = known_device(device)
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether fleets train on something else than cores, so that their rates say nothing about cores."""
-        return trains_on(self.device) != "cpu"
+    def local_cores(self) -> bool:
+        """Whether fleets train on cores, so that their rates are rates of cores."""
+        return trains_on(self.device) == "cpu"
 
     def __enter__(self) -> LocalExecutor:
         return self

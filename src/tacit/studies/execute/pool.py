@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tacit._errors import InputError
+from tacit._arguments import whole_number
+from tacit._errors import InputError, TacitError
 from tacit.studies.execute.attempts import ATTEMPTS, Attempts
 from tacit.studies.execute.executor import Task, Watch
 from tacit.studies.execute.signals import uninterrupted
@@ -31,7 +32,7 @@ class Lost:
     broken: bool = False
 
 
-class RateUnknownError(InputError):
+class RateUnknownError(TacitError):
     """No worker lived to measure a rate. Training may still go on: it knows how often a fleet is tried."""
 
 
@@ -66,9 +67,7 @@ class WorkerPool(ABC):
     last_words = "see above"  # where to read more about a worker that was lost
 
     def __init__(self, workers: int, *, attempts: int = ATTEMPTS) -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise InputError(f"workers is {workers!r}; expected a whole number, at least 1.")
-        self.workers = workers
+        self.workers = whole_number("workers", workers, at_least=1)
         self.attempts = Attempts(attempts).limit  # checked now, not when the first fleet fails
         self._pool: list[Worker] = []
         self._false_starts = 0
@@ -108,7 +107,7 @@ class WorkerPool(ABC):
                 return self._calibrate(fleets)
             except _LostWhileCalibratingError as lost:
                 if lost.lost.broken or attempt == self.attempts:
-                    kind = InputError if lost.lost.broken else RateUnknownError
+                    kind = TacitError if lost.lost.broken else RateUnknownError
                     raise kind(f"a worker {lost.lost.how} while starting; {self.last_words}.") from None
         raise AssertionError("a number of attempts is at least 1")
 
@@ -195,7 +194,7 @@ class WorkerPool(ABC):
             return
         self._false_starts += 1
         if lost.broken or self._false_starts >= max(FALSE_STARTS, LOST_AT_ONCE * self.workers):
-            raise InputError(f"a worker {lost.how} while starting; {self.last_words}.")
+            raise TacitError(f"a worker {lost.how} while starting; {self.last_words}.")
 
     def _collect_last_words(self, watch: Watch) -> None:
         """Ask every busy worker for a checkpoint, hand those on, and end them all."""

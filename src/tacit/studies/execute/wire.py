@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tacit._errors import InputError
+from tacit._errors import TacitError
 from tacit._parsing import parse_json
 
 
@@ -18,7 +18,7 @@ class Message:
     (runs), `stop`.
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `rows` (rows,
     seconds, made_by), `rate` (millions of operations per second), `stopped`, `failed` (text, input: whether it is an
-    InputError, start: whether the worker could not even begin).
+    TacitError, start: whether the worker could not even begin).
     From an executor to a study: what workers say, but `failed` (text, attempts) means that the fleet is given up.
     """
 
@@ -27,7 +27,7 @@ class Message:
     content: bytes = b""
 
 
-class DamagedFrameError(InputError):
+class DamagedFrameError(TacitError):
     """Bytes that are no message."""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from tacit._errors import InputError
+from tacit._errors import TacitError
 from tacit._provenance import provenance
 from tacit.studies.execute.wire import Message, Pipe, receive, send
 
@@ -121,7 +121,7 @@ def serve(pipe: Pipe, load: Load) -> None:
         except StopRequest:
             send(pipe, Message("stopped"))
             return
-        except InputError as error:
+        except TacitError as error:
             send(pipe, Message("failed", {"text": str(error), "input": True}))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise

@@ -1,6 +1,6 @@
-"""The folder of a study: one writer at a time, every file complete or absent, nothing trusted without its checksum.
+"""The folder of results: rows by run, and studies that are views on them.
 
-DIR/study.json                         the validated study, its hash, the schema version
+DIR/studies/NAME.json                  a study, the hash of its runs, and how its unfinished runs are packed
 DIR/lock                               held by the process that writes
 DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
 DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
@@ -8,334 +8,300 @@ DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine
 DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
 DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
 DIR/fleets/ID/rows.damaged.jsonl       rows that were not trusted, moved aside: never read, replaced by the next ones
+DIR/packed/NAME.jsonl.gz               rows of a finished study in one file (`tacit pack`)
 
-A file that cannot be read is not damaged: that is a sentence, and the file stays as it is.
+A run is finished when any file holds a trusted row of it, whichever study or fleet trained it. A file that cannot be
+read is not damaged: that is an error, and the file stays as it is. Before results had one store, each study had a
+folder with a study.json: such a folder, and those directly inside DIR, are read as part of DIR.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import json
 import os
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tacit._errors import InputError
-from tacit._parsing import MEGABYTE, parse_json, read_bounded
-from tacit.studies.describe.spec import LATER, canonical, digest
-from tacit.studies.describe.study import SCHEMA, Study, parse_study
-from tacit.studies.store.row import problem
-
-Row = dict[str, Any]
-# Sizes beyond which a file is not ours, so that nothing larger is ever read. A checkpoint holds a fleet's parameters.
-MOST_BYTES = {"study.json": MEGABYTE, "meta.json": MEGABYTE, "rows.jsonl": 16 * MEGABYTE, "checkpoint": 4096 * MEGABYTE}
-MOST_LINES = 10_000  # of a rows file: a fleet has a few dozen runs
-MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
-ABSENT = (FileNotFoundError, NotADirectoryError)
-# What an empty checkpoint file is read as: no checkpoint either, but executors take no bytes for no file at all, and
-# the fleet would start over unsaid.
-EMPTY = b"\0"
+from tacit._errors import InputError, TacitError
+from tacit._parsing import parse_json
+from tacit.studies.describe.spec import LATER, RunSpec, canonical, digest
+from tacit.studies.describe.study import Study
+from tacit.studies.store import lock
+from tacit.studies.store.fleet_files import FleetFiles, write_errors
+from tacit.studies.store.rows import (
+    ABSENT,
+    MOST_BYTES,
+    Damage,
+    Meta,
+    Row,
+    RowFile,
+    encode_rows,
+    json_file,
+    read_fleet,
+    read_or_damage,
+    read_packed,
+    unreadable_is_not_damage,
+)
+from tacit.studies.store.study_file import MOST_STUDY_BYTES, SCHEMA, read_study, refuse_newer
+from tacit.studies.train.packing import Fleet, pack
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """The rows of every finished fleet of a study folder, in the order of the study's runs.
+    """The rows of all studies of a folder, each run once, in the order of the studies and their runs.
 
-    Unfinished fleets have no rows yet and are left out; a damaged rows file is refused with a sentence. Every spec has
-    every key here, also those that are left out on disk at their default.
+    Unfinished runs have no rows yet and are left out; a damaged file is refused. Every spec has every key here, also
+    those that are left out on disk at their default.
     """
-    store = StudyFolder(Path(folder))
-    study = store.study()
-    rows = {}
-    for fleet in store.fleets_on_disk():
-        found = store.rows(fleet)
-        if isinstance(found, Damage):
-            raise InputError(f"{store.rows_path(fleet)} {found}; `tacit run` on this folder trains that fleet again.")
-        rows.update({row["run"]: {**row, "spec": {**LATER, **row["spec"]}} for row in found or []})
-    return [rows[run.hash] for run in study.runs if run.hash in rows]
+    found = ResultsFolder(Path(folder))
+    runs = {run.hash: run for study in found.studies() for run in study.runs}
+    return found.rows_of(runs.values())
 
 
-class Damage(str):
-    """Why a file is not trusted, as the end of a sentence."""
+@dataclass(frozen=True)
+class Contents:
+    """Every row of a folder by its run, the facts of the fleet that trained it, and the files that gave none."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    metas: dict[str, Meta] = field(default_factory=dict)  # by run
+    damaged: dict[Path, Damage] = field(default_factory=dict)
+    unreadable: dict[Path, TacitError] = field(default_factory=dict)
 
 
-class StudyFolder:
-    """Paths, reads and atomic writes of one study folder. Writing needs `locked()`."""
+class ResultsFolder(FleetFiles):
+    """Paths, reads and atomic writes of one folder. Writing needs `locked()`. A file of rows is read once."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(_roots(path))
         self.path = path
+        self._read: dict[Path, tuple[object, RowFile]] = {}  # by file: when it was changed, and what it holds
 
-    # -- the study ------------------------------------------------------------------------------------------------
-    def study(self) -> Study:
-        """The study this folder was made for."""
-        path = self.path / "study.json"
-        try:
-            stored = parse_json(read_bounded(path, most=MOST_BYTES["study.json"]))
-            schema = stored["schema"]
-            if isinstance(schema, int) and schema > SCHEMA:
-                raise InputError(f"{path} has schema {schema}; this tacit reads schema {SCHEMA}: upgrade tacit.")
-            study = _stored_study(stored["study"], path)
-        except FileNotFoundError:
-            raise InputError(f"{self.path} holds no study.json; expected a folder made by `tacit run`.") from None
-        except NotADirectoryError:
-            raise InputError(f"{self.path} is not a folder; expected one made by `tacit run`.") from None
-        except InputError:
-            raise
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path} is damaged; {REMEDY}.") from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-        if stored.get("hash") != study.hash:
-            raise InputError(f"{path} does not match its hash; {REMEDY}.")
-        return study
-
-    def open_for(self, study: Study) -> None:
-        """Make the folder, or check that it belongs to this study. Needs the lock."""
-        content = {"schema": SCHEMA, "hash": study.hash, "study": study.model_dump()}
-        with _unreadable_is_a_sentence(self.path):
-            is_known = (self.path / "study.json").exists()
-        if is_known:
-            stored = self.study()
-            if stored.hash != study.hash:
-                raise InputError(
-                    f"{self.path} holds another study ({stored.name}, {len(stored.runs)} runs, hash {stored.hash}; "
-                    f"this one has {len(study.runs)} runs, hash {study.hash}); choose another folder with --into."
-                )
-            if stored == study:
-                return
-        self.write(self.path / "study.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-
-    # -- one writer -----------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, or refuse with a sentence. The system drops it when the process dies."""
-        import fcntl
-
-        lock = self.path / "lock"
-        with _said_as_a_sentence(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            # In a folder from other hands a link would have us write elsewhere, and a pipe would have us wait.
-            with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISREG(lock.lstat().st_mode):
-                    raise InputError(f"{lock} is not a regular file; remove it and run again.")
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 100, 0).decode(errors="replace").strip() or "unknown"
-                raise InputError(
-                    f"{self.path} is in use by another process (number {holder}); wait for it to end, or stop it."
-                ) from None
-            except OSError as error:  # some network file systems have no locks, or not for this machine
-                raise InputError(
-                    f"{self.path} cannot be locked ({error.strerror}), so two processes could write there at once; "
-                    "choose a folder on a file system with locks with --into."
-                ) from None
-            with _said_as_a_sentence(self.path):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        """Hold the folder's lock, or refuse with a sentence."""
+        with lock.hold(self.path):
             yield
-        finally:
-            os.close(handle)
 
     def is_locked(self) -> bool:
-        """Whether some process is writing here now."""
-        import fcntl
+        return lock.is_held(self.path)
 
+    # -- studies --------------------------------------------------------------------------------------------------
+    def study_path(self, name: str) -> Path:
+        return self.path / "studies" / f"{name}.json"
+
+    def study_files(self) -> list[Path]:
+        return _listed(self.path / "studies", ".json") + [
+            root / "study.json" for root in self.roots if (root / "study.json").exists()
+        ]
+
+    def studies(self) -> list[Study]:
+        """The studies of this folder, by name."""
+        found: dict[str, Study] = {}
+        for path in self.study_files():
+            study = read_study(path)
+            found.setdefault(study.name, study)
+        if not found:
+            raise InputError(f"{self.path} holds no study; expected a folder made by `tacit run` or `tacit reproduce`.")
+        return [found[name] for name in sorted(found)]
+
+    def open_for(self, study: Study) -> list[Fleet]:
+        """Store the study as a view on this folder, and return the fleets that are left to train. Needs the lock.
+
+        The packing is stored too. So a study that goes on trains the same fleets, from their checkpoints, although
+        constants of the packing have changed or other runs were finished in between.
+        """
+        path = self.study_path(study.name)
+        before, recorded = self._recorded(study)
+        fleets = self._packing(study, recorded)
+        for fleet in recorded:
+            if fleet not in fleets:
+                self._forget(fleet)
+        listed = [" ".join(run.hash for run in fleet.runs) for fleet in fleets]
+        content = {"schema": SCHEMA, "hash": study.hash, "study": study.model_dump(), "fleets": listed}
+        encoded = json_file({**content, "fleets_sha256": digest(listed)})
+        if encoded != before:
+            self.write(path, encoded)
+        return self._left(fleets)
+
+    def unfinished(self, study: Study) -> list[Fleet]:
+        """The fleets that `open_for` would return; nothing is written."""
+        return self._left(self._packing(study, self._recorded(study)[1]))
+
+    def _left(self, fleets: Sequence[Fleet]) -> list[Fleet]:
+        finished = self._readable().rows
+        left = [fleet for fleet in fleets if fleet.runs[0].hash not in finished]  # all runs of a fleet end together
+        return sorted(left, key=lambda fleet: (-fleet.cost, fleet.id))
+
+    def _recorded(self, study: Study) -> tuple[bytes | None, list[Fleet]]:
+        """The bytes of the stored study, and its packing as far as its fleets are runs of `study`."""
+        path = self.study_path(study.name)
+        content = read_or_damage(path, most=MOST_STUDY_BYTES)
         try:
-            handle = os.open(self.path / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:  # no locks here, so no process of ours
-            return False
-        finally:
-            os.close(handle)
+            stored = parse_json(content) if isinstance(content, bytes) else {}
+            refuse_newer(stored, path)
+            listed = stored["fleets"]
+            if digest(listed) != stored["fleets_sha256"]:
+                listed = []
+        except (ValueError, KeyError, TypeError):
+            return None, []  # damaged: the study at hand takes its place
+        runs = {run.hash: run for run in study.runs}
+        known = [hashes for hashes in map(str.split, listed) if hashes and all(hash in runs for hash in hashes)]
+        return content if isinstance(content, bytes) else None, [Fleet(tuple(runs[h] for h in each)) for each in known]
 
-    # -- fleets ---------------------------------------------------------------------------------------------------
-    def fleet_folder(self, fleet: str) -> Path:
-        return self.path / "fleets" / fleet
+    def _packing(self, study: Study, recorded: Sequence[Fleet]) -> list[Fleet]:
+        """Fleets of the study: recorded ones, those begun before packings were recorded, and the rest packed now."""
+        finished = self._readable().rows
+        candidates = list(recorded)
+        if not recorded:
+            whole = pack(study.runs)
+            candidates = whole if any(self.has_begun(fleet.id) for fleet in whole) else []
+        kept, missing = [], {run.hash: run for run in study.runs if run.hash not in finished}
+        for fleet in candidates:
+            left = [run for run in fleet.runs if run.hash in missing]
+            if len(left) in (0, len(fleet.runs)):  # otherwise another study has trained a part of it
+                kept.append(fleet)
+                for run in left:
+                    del missing[run.hash]
+        return kept + (pack(list(missing.values())) if missing else [])
 
-    def rows_path(self, fleet: str) -> Path:
-        return self.fleet_folder(fleet) / "rows.jsonl"
-
-    def checkpoint_path(self, fleet: str) -> Path:
-        return self.fleet_folder(fleet) / "checkpoint.safetensors"
-
-    def fleets_on_disk(self) -> list[str]:
-        with _unreadable_is_a_sentence(self.path / "fleets"), contextlib.suppress(*ABSENT):
-            return sorted(entry.name for entry in (self.path / "fleets").iterdir() if entry.is_dir())
-        return []
-
-    def rows(self, fleet: str) -> list[Row] | Damage | None:
-        """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
-        content = _read(self.rows_path(fleet), most=MOST_BYTES["rows.jsonl"])
-        if not isinstance(content, bytes):
-            return content
-        meta = self.meta(fleet)
-        if meta is None:
-            return Damage("has no readable meta.json beside it, so its checksum is unknown")
-        if hashlib.sha256(content).hexdigest() != meta.get("rows_sha256"):
-            return Damage("does not match its checksum")
-        if content.count(b"\n") + content.count(b"\r") > MOST_LINES:
-            return Damage(f"has more than {MOST_LINES} lines")
-        rows: list[Row] = []
-        for number, line in enumerate(content.splitlines(), 1):
+    # -- rows -----------------------------------------------------------------------------------------------------
+    def contents(self) -> Contents:
+        """What all files of rows hold now. A file that was read before and has not changed is not read again."""
+        found = Contents()
+        packed = [(path, read_packed) for root in self.roots for path in _listed(root / "packed", ".jsonl.gz")]
+        fleets = [(path, read_fleet) for root in self.roots for path in _listed(root / "fleets")]
+        for path, read in (*packed, *fleets):
+            shown = path / "rows.jsonl" if read is read_fleet else path
             try:
-                rows.append(parse_json(line, most_containers=MOST_CONTAINERS))
-            except ValueError:
-                return Damage("is not JSON Lines")
-            wrong = problem(rows[-1], number)
-            if wrong is not None:
-                return Damage(wrong)
-        return rows if digest([row["run"] for row in rows]) == fleet else Damage("holds other runs than its fleet")
+                stamp = _stamp([shown, path / "meta.json"] if read is read_fleet else [path])
+                held = self._read.get(path)
+                got = held[1] if held is not None and held[0] == stamp else read(path)
+            except TacitError as error:
+                found.unreadable[shown] = error
+                continue
+            if isinstance(got, Damage):
+                found.damaged[shown] = got
+            elif got is not None:
+                self._read[path] = (stamp, got)
+                metas = {meta.get("fleet"): meta for meta in got.metas}
+                only = got.metas[0] if len(got.metas) == 1 else {}
+                for row in got.rows:
+                    if found.rows.setdefault(row["run"], row) is row:
+                        found.metas[row["run"]] = metas.get(row.get("fleet"), only)
+        return found
 
-    def meta(self, fleet: str) -> dict[str, Any] | None:
-        """The facts of meta.json; None when it is absent or damaged."""
-        content = _read(self.fleet_folder(fleet) / "meta.json", most=MOST_BYTES["meta.json"])
-        try:
-            found = parse_json(content) if isinstance(content, bytes) else None
-        except ValueError:
-            return None
-        return found if isinstance(found, dict) else None
+    def _readable(self) -> Contents:
+        """The contents, or an error where a file cannot be read now: its runs must not be trained again."""
+        found = self.contents()
+        for error in found.unreadable.values():
+            raise error
+        return found
 
-    def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: dict[str, Any]) -> None:
+    def rows_of(self, runs: Iterable[RunSpec]) -> list[Row]:
+        """The rows of those runs that are finished, in their order; a damaged or unreadable file is refused."""
+        found = self._readable()
+        for path, damage in found.damaged.items():
+            raise TacitError(f"{path} {damage}; `tacit run` on this folder trains those runs again.")
+        rows = (found.rows.get(run.hash) for run in runs)
+        return [{**row, "spec": {**LATER, **row["spec"]}} for row in rows if row is not None]
+
+    def metas_of(self, runs: Iterable[RunSpec]) -> list[Meta]:
+        """The facts of every fleet that trained one of these runs, each once."""
+        metas = self.contents().metas
+        found = {canonical(metas[run.hash]): metas[run.hash] for run in runs if metas.get(run.hash)}
+        return sorted(found.values(), key=lambda meta: str(meta.get("fleet")))
+
+    def packed_path(self, name: str) -> Path:
+        return self.path / "packed" / f"{name}.jsonl.gz"
+
+    def packed_rows(self, name: str) -> tuple[Row, ...]:
+        return self.rows_in(self.packed_path(name))
+
+    def rows_in(self, path: Path) -> tuple[Row, ...]:
+        """The rows that `contents` found in one packed file or folder of a fleet."""
+        return self._read[path][1].rows if path in self._read else ()
+
+    def move_damage_aside(self) -> list[str]:
+        """Rename every damaged file of rows, and return a sentence for each. Needs the lock.
+
+        They are kept: a newer tacit, or a person, may still make something of them.
+        """
+        messages = []
+        for path, damage in self.contents().damaged.items():
+            aside = path.with_name("rows.damaged.jsonl" if path.name == "rows.jsonl" else f"{path.name}.damaged")
+            with write_errors(path), contextlib.suppress(FileNotFoundError):
+                os.replace(path, aside)
+            messages.append(f"{path} {damage}; its runs are trained again, and the file is kept as {aside.name}.")
+        return messages
+
+    def tidy_finished(self) -> None:
+        """A process may have been killed between the last two files of a fleet."""
+        for path in self._read:
+            if path.parent.name == "fleets":
+                self.tidy(path.name)
+
+    def _forget(self, fleet: Fleet) -> None:
+        """Remove what an unfinished fleet left that is not trained any more: its runs are in other fleets now."""
+        folder = self.fleet_folder(fleet.id)
+        if folder.is_dir() and not (folder / "rows.jsonl").exists():
+            self.tidy(fleet.id)
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only when nothing else is in it
+
+    def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: Mapping[str, Any]) -> None:
         """Finish a fleet. meta.json goes first: rows without their checksum are never seen."""
-        content = "".join(canonical(row) + "\n" for row in rows).encode()
+        content = encode_rows(rows)
         if len(content) > MOST_BYTES["rows.jsonl"]:
             raise InputError(f"the rows of fleet {fleet} have {len(content)} bytes, too many; use fewer evaluations.")
-        meta = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
-        self.write(self.fleet_folder(fleet) / "meta.json", (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+        whole = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
+        self.write(self.fleet_folder(fleet) / "meta.json", json_file(whole))
         self.write(self.rows_path(fleet), content)
+        folder = self.fleet_folder(fleet)
+        stamp = _stamp([self.rows_path(fleet), folder / "meta.json"])
+        self._read[folder] = (stamp, RowFile(tuple(rows), (whole,)))
         self.tidy(fleet)
 
-    def tidy(self, fleet: str) -> None:
-        """Leave nothing but the rows of a finished fleet and their meta.json."""
-        with _said_as_a_sentence(self.path):
-            self.checkpoint_path(fleet).unlink(missing_ok=True)
-            self.failure_path(fleet).unlink(missing_ok=True)
-            for left in self.fleet_folder(fleet).glob(".*.tmp"):  # by a process that was killed while it wrote
-                left.unlink(missing_ok=True)
 
-    def begin(self, fleet: str) -> None:
-        """Leave a sign that the fleet is in training: its folder, empty until the first checkpoint."""
-        with _said_as_a_sentence(self.path):
-            self.fleet_folder(fleet).mkdir(parents=True, exist_ok=True)
-            self.failure_path(fleet).unlink(missing_ok=True)  # it is tried again
+def results_folders(path: str | Path) -> list[ResultsFolder]:
+    """The folder itself when it holds studies, otherwise those directly inside it that do."""
+    root = Path(path)
+    with unreadable_is_not_damage(root):
+        if _is_results(root):
+            return [ResultsFolder(root)]
+        inside = sorted(child for child in root.iterdir() if _is_results(child)) if root.is_dir() else []
+    if not inside:
+        raise InputError(f"{root} holds no study; expected a folder made by `tacit run` or `tacit reproduce`.")
+    return [ResultsFolder(child) for child in inside]
 
-    def has_begun(self, fleet: str) -> bool:
-        return self.fleet_folder(fleet).is_dir()
 
-    def discard_rows(self, fleet: str) -> None:
-        """Move rows that are not trusted aside: a newer tacit, or a patient hand, may still make something of them."""
-        path = self.rows_path(fleet)
-        with _said_as_a_sentence(path), contextlib.suppress(FileNotFoundError):
-            os.replace(path, path.with_name("rows.damaged.jsonl"))
+def _roots(path: Path) -> list[Path]:
+    """The folder, and folders of one study each that an earlier version made inside it."""
+    inside = [child for child in _listed(path) if (child / "study.json").exists()]
+    return [path, *[child for child in inside if not (child / "studies").exists()]]
 
-    def read_checkpoint(self, fleet: str) -> bytes | None:
-        """The bytes of a checkpoint, unchecked; None when there is none."""
-        path = self.checkpoint_path(fleet)
-        content = _read(path, most=MOST_BYTES["checkpoint"])
-        if isinstance(content, Damage):
-            raise InputError(f"{path} {content}; move it away to train its fleet from the start.")
-        return EMPTY if content == b"" else content
 
-    def write_checkpoint(self, fleet: str, content: bytes) -> None:
-        """Replace the checkpoint. One that could not be read again is refused, and the last good one stays."""
-        most = MOST_BYTES["checkpoint"]
-        if len(content) > most:
-            raise InputError(
-                f"the checkpoint of fleet {fleet} has {len(content)} bytes; expected at most {most}: use a smaller "
-                "width or depth."
-            )
-        self.write(self.checkpoint_path(fleet), content)
+def _is_results(path: Path) -> bool:
+    return (path / "studies").is_dir() or (path / "study.json").exists()
 
-    def failure_path(self, fleet: str) -> Path:
-        return self.fleet_folder(fleet) / "failed.json"
 
-    def failure(self, fleet: str) -> dict[str, Any] | None:
-        """`error` and `attempts` of a fleet that was given up; None when it was not."""
-        try:
-            found = parse_json(read_bounded(self.failure_path(fleet), most=MOST_BYTES["meta.json"]))
-        except ABSENT:
-            return None
-        except (OSError, ValueError):
-            found = None
-        return found if isinstance(found, dict) else {"error": "failed.json cannot be read"}
+def _listed(folder: Path, ending: str = "") -> list[Path]:
+    """The entries of a folder: files of rows that end in `ending`, or folders of fleets without one."""
+    with unreadable_is_not_damage(folder), contextlib.suppress(*ABSENT):
+        entries = sorted(folder.iterdir())
+        return [path for path in entries if (path.name.endswith(ending) if ending else path.is_dir())]
+    return []
 
-    def write_failure(self, fleet: str, facts: dict[str, Any]) -> None:
-        self.write(self.failure_path(fleet), (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
 
-    def write(self, path: Path, content: bytes) -> None:
-        """Write to a temporary name, then rename: a reader sees the old file or the new one, never a part."""
-        temporary = path.with_name(f".{path.name}.tmp")  # one writer holds the lock, so one name is enough
-        with _said_as_a_sentence(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+def _stamp(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    """What changes when a file is replaced: its number, size and time."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        with unreadable_is_not_damage(path):
             try:
-                temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody put there
-                with open(temporary, "xb") as handle:
-                    handle.write(content)
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                os.replace(temporary, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
-
-
-REMEDY = "remove study.json and run the study file again: finished fleets are kept"
-
-
-def _stored_study(raw: Any, path: Path) -> Study:
-    try:
-        return parse_study(raw, where=str(path))
-    except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; {REMEDY}.") from None
-
-
-def _read(path: Path, *, most: int) -> bytes | Damage | None:
-    """The bytes of a file; None when there is none; Damage when it is none of ours."""
-    with _unreadable_is_a_sentence(path):
-        try:
-            return read_bounded(path, most=most)
-        except ABSENT:
-            return None
-        except ValueError as error:
-            return Damage(error)
-
-
-@contextlib.contextmanager
-def _unreadable_is_a_sentence(path: Path) -> Iterator[None]:
-    """A disk or a server that fails today may hold a good file: whoever asked must not take it for damaged."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); it was not changed. Try again, or move it away to "
-            "train again."
-        ) from None
-
-
-@contextlib.contextmanager
-def _said_as_a_sentence(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"the disk is full: {path} was not written; finished fleets are kept. Free some space and run again."
-            ) from None
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InputError(
-                f"{path} cannot be written ({error.strerror}); choose a writable folder with --into."
-            ) from None
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+                facts = os.stat(path)
+                found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+            except ABSENT:
+                found.append(None)
+    return found

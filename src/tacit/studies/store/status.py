@@ -1,4 +1,4 @@
-"""How far a study is, from its folder alone."""
+"""How far the studies of a folder are, from its files alone."""
 
 from __future__ import annotations
 
@@ -9,77 +9,100 @@ from pathlib import Path
 from typing import Any
 
 from tacit._counted import counted
-from tacit._errors import InputError
-from tacit.studies.store.folder import Damage, StudyFolder
+from tacit._errors import TacitError
+from tacit.studies.describe.study import Study
+from tacit.studies.store.folder import ResultsFolder, results_folders
 from tacit.studies.train import checkpoint
-from tacit.studies.train.packing import pack
+from tacit.studies.train.packing import Fleet
 
 GO_ON = "run the same command again to go on."
 
 
 @dataclass(frozen=True)
 class Status:
-    """Counts of a study's fleets and runs; `done` is the share of its work."""
+    """Counts of a study's runs and of the fleets that are left; `done` is the share of its work."""
 
     name: str
     question: str
-    running: bool
     runs: int
-    rows: Counter[str]
-    fleets: Counter[str]
+    rows: Counter[str]  # by status
+    fleets: Counter[str]  # that are left, by state
     done: float
-    damaged: tuple[str, ...]
     failed: tuple[str, ...] = ()  # a sentence for each fleet that was given up
-    unreadable: tuple[str, ...] = ()  # a sentence for each fleet with a file that cannot be read now
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {self.done:.0%} done, {'a process is at work' if self.running else 'no process is at work'}",
-            f"runs:   {sum(self.rows.values())} of {self.runs} have a row ({_listed(self.rows) or 'none yet'})",
-            f"fleets: {_listed(self.fleets)}",
-            *[f"damaged: {path}; `tacit run` trains that fleet again" for path in self.damaged],
-            *[f"failed: {text}" for text in self.failed],
+            f"{self.name}: {self.done:.0%} done",
+            f"  runs:   {sum(self.rows.values())} of {self.runs} have a row ({_listed(self.rows) or 'none yet'})",
+            *([f"  fleets: {_listed(self.fleets)}"] if self.fleets else []),
+            *[f"  failed: {text}" for text in self.failed],
+        ]
+        return "\n".join([lines[0], f"  {self.question}", *lines[1:]] if self.question else lines)
+
+
+@dataclass(frozen=True)
+class FolderStatus:
+    """The studies of one folder of results, and the files that cannot be used."""
+
+    path: Path
+    running: bool
+    studies: tuple[Status, ...]
+    damaged: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        work = "a process is at work" if self.running else "no process is at work"
+        lines = [
+            f"{self.path}: {_studies(len(self.studies))}, {work}",
+            *map(str, self.studies),
+            *[f"damaged: {path}; `tacit run` trains its runs again" for path in self.damaged],
             *[f"unreadable: {text}" for text in self.unreadable],
         ]
-        return "\n".join([self.question, *lines] if self.question else lines)
+        if not self.running and all(study.done == 1 for study in self.studies):
+            lines.append(f"next: tacit report {self.path}")
+        return "\n".join(lines)
 
 
-def study_status(folder: str | Path) -> Status:
-    """Read the folder of a study; nothing is changed and no lock is taken."""
-    store = StudyFolder(Path(folder))
-    study, running = store.study(), store.is_locked()
-    rows: Counter[str] = Counter()
-    fleets: Counter[str] = Counter()
-    damaged, failed, unreadable, done, total = [], [], [], 0.0, 0.0
-    for fleet in pack(study.runs):
-        total += fleet.cost
+def folder_status(folder: str | Path) -> list[FolderStatus]:
+    """The status of a folder of results, or of those directly inside. Nothing is changed and no lock is taken."""
+    return [_status(found) for found in results_folders(folder)]
+
+
+def _status(folder: ResultsFolder) -> FolderStatus:
+    contents = folder.contents()
+    unreadable = [str(error) for error in contents.unreadable.values()]
+    studies = []
+    for study in folder.studies():
+        rows = Counter(contents.rows[run.hash]["status"] for run in study.runs if run.hash in contents.rows)
+        fleets: list[Fleet] = [] if contents.unreadable else folder.unfinished(study)
+        studies.append(_study_status(folder, study, rows=rows, fleets=fleets, unreadable=unreadable))
+    damaged = tuple(map(str, contents.damaged))
+    return FolderStatus(folder.path, folder.is_locked(), tuple(studies), damaged, tuple(unreadable))
+
+
+def _study_status(
+    folder: ResultsFolder, study: Study, *, rows: Counter[str], fleets: Sequence[Fleet], unreadable: list[str]
+) -> Status:
+    """`unreadable` gets a sentence for each checkpoint that cannot be read now."""
+    states: Counter[str] = Counter()
+    failed, left = [], 0.0
+    for fleet in fleets:
         try:
-            found = store.rows(fleet.id)
-            content = None if isinstance(found, list) else store.read_checkpoint(fleet.id)
-        except InputError as error:  # the others can still be counted
-            fleets["unreadable"] += 1
+            content = folder.read_checkpoint(fleet.id)
+        except TacitError as error:  # the others can still be counted
+            states["unreadable"] += 1
             unreadable.append(str(error))
-            continue
-        if isinstance(found, list):
-            fleets["finished"] += 1
-            rows.update(row["status"] for row in found)
-            done += fleet.cost
-            continue
-        if isinstance(found, Damage):
-            damaged.append(str(store.rows_path(fleet.id)))
-        share = checkpoint.share_done(content) if content else 0.0
-        failure = store.failure(fleet.id)
-        if failure is not None:
-            fleets["failed"] += 1
-            failed.append(f"fleet {fleet.id}, {last_line(failure)}; `tacit run` tries it again")
+            content = None
         else:
-            fleets["under way" if content or (running and store.has_begun(fleet.id)) else "waiting"] += 1
-        done += fleet.cost * share
-    return Status(
-        name=study.name, question=study.question, running=running, runs=len(study.runs), rows=rows,
-        fleets=fleets, done=done / total, damaged=tuple(damaged), failed=tuple(failed),
-        unreadable=tuple(unreadable),
-    )  # fmt: skip
+            failure = folder.failure(fleet.id)
+            begun = content or (folder.is_locked() and folder.has_begun(fleet.id))
+            states["failed" if failure else "under way" if begun else "waiting"] += 1
+            if failure is not None:
+                failed.append(f"fleet {fleet.id}, {last_line(failure)}; `tacit run` tries it again")
+        left += (1 - checkpoint.share_done(content or b"")) * sum(Fleet((run,)).cost for run in fleet.runs)
+    whole = sum(Fleet((run,)).cost for run in study.runs)
+    done = 1 - left / whole if fleets else sum(rows.values()) / len(study.runs)
+    return Status(study.name, study.question, len(study.runs), rows, states, done, tuple(failed))
 
 
 def last_line(failure: dict[str, Any]) -> str:
@@ -88,21 +111,24 @@ def last_line(failure: dict[str, Any]) -> str:
     return f"{failure.get('attempts', '?')} failures, the last: {lines[-1] if lines else 'unknown'}"
 
 
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in counts.items())
-
-
-def stopped_message(folders: Sequence[str | Path]) -> str:
-    """What these study folders hold now that the study has stopped, and how to go on."""
-    stores = [StudyFolder(Path(folder)) for folder in folders]
+def stopped_message(path: str | Path) -> str:
+    """What a folder of results holds after it was stopped, and how to go on."""
     try:
-        fleets = [(store, fleet) for store in stores for fleet in store.fleets_on_disk()]
-        finished = sum(not isinstance(store.rows(fleet), Damage | None) for store, fleet in fleets)
-        under_way = sum(store.checkpoint_path(fleet).exists() for store, fleet in fleets)
-    except InputError as unreadable:  # the study was stopped all the same, and its exit code says so
+        folder = ResultsFolder(Path(path))
+        finished = len(folder.contents().rows)
+        under_way = sum(1 for root in folder.roots for _ in root.glob("fleets/*/checkpoint.safetensors"))
+    except (TacitError, OSError) as unreadable:  # the study was stopped all the same, and its exit code says so
         return f"stopped; {unreadable} Then {GO_ON}"
-    kept = [counted(finished, "finished fleet")] if finished else []
+    kept = [counted(finished, "finished run")] if finished else []
     kept += [counted(under_way, "checkpoint")] if under_way else []
     if not kept:
         return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
     return f"stopped; {' and '.join(kept)} stored: {GO_ON}"
+
+
+def _studies(number: int) -> str:
+    return "1 study" if number == 1 else f"{number} studies"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())

@@ -1,4 +1,4 @@
-"""The one writer of a study's folder: turns what executors tell into files, and into the share of work that is done."""
+"""The one writer of a folder of results: turns the messages of executors into files, and into a share of work done."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tacit._provenance import provenance
 from tacit.studies.execute.attempts import FleetsFailedError
 from tacit.studies.execute.executor import Executor, Task
 from tacit.studies.execute.wire import Message
-from tacit.studies.store.folder import StudyFolder
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.train import checkpoint
 from tacit.studies.train.packing import Fleet
 
 
-class Listener(Protocol):
-    """Who is told: a `runner.Watcher`."""
+class ProgressListener(Protocol):
+    """Who is told of progress: a `runner.Watcher`."""
 
     def advanced(self, done: float) -> None: ...
 
@@ -25,34 +26,35 @@ class Listener(Protocol):
 
 
 @dataclass
-class Recorder:
-    """What happens to the fleets of one study, as it happens. Needs the folder's lock."""
+class StudyWriter:
+    """Trains the fleets that are left of a study, and stores what happens to them. Needs the folder's lock."""
 
-    folder: StudyFolder
+    folder: ResultsFolder
     fleets: Sequence[Fleet]
-    finished: frozenset[str]
-    watcher: Listener
+    watcher: ProgressListener
     checkpoint_seconds: float
+    at_start: dict[str, float] = field(default_factory=dict)  # the share of each fleet that its checkpoint holds
     done: dict[str, float] = field(default_factory=dict)
     started: dict[str, str] = field(default_factory=dict)
     busy_seconds: float = 0.0
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def train(
-        self, remaining: Sequence[Fleet], executor: Executor, *, keep_rate: Callable[[float], None] | None
-    ) -> None:
-        """Train what remains. `keep_rate` is told the rate if it is one of whole fleets on this machine."""
-        self.done = {fleet.id: float(fleet.id in self.finished) for fleet in self.fleets}
-        began_fresh = all(not self.folder.checkpoint_path(fleet.id).exists() for fleet in remaining)
-        tasks = [Task(fleet, self.folder.read_checkpoint(fleet.id), self.checkpoint_seconds) for fleet in remaining]
-        executor.run(tasks, self.heard)
+    def train(self, executor: Executor, *, keep_rate: Callable[[float], None] | None) -> None:
+        """Train all fleets. `keep_rate` gets the rate when it is one of whole fleets on this machine."""
+        checkpoints = {fleet.id: self.folder.read_checkpoint(fleet.id) for fleet in self.fleets}
+        self.at_start = {id: checkpoint.share_done(content or b"") for id, content in checkpoints.items()}
+        self.done = dict(self.at_start)
+        tasks = [Task(fleet, checkpoints[fleet.id], self.checkpoint_seconds) for fleet in self.fleets]
+        executor.run(tasks, self.handle)
         self._refuse_failed()
+        began_fresh = not any(checkpoints.values())
         # A rate worth keeping: of whole fleets, not of a few steps.
         if keep_rate is not None and began_fresh and not self.warnings and self.busy_seconds > 5:
-            keep_rate(sum(fleet.cost for fleet in remaining) / self.busy_seconds)
+            keep_rate(sum(fleet.cost for fleet in self.fleets) / self.busy_seconds)
 
-    def heard(self, fleet: Fleet, message: Message) -> None:
+    def handle(self, fleet: Fleet, message: Message) -> None:
+        """Store one message about a fleet."""
         if fleet.id not in self.started:
             self.started[fleet.id] = _now()
             self.folder.begin(fleet.id)
@@ -69,8 +71,13 @@ class Recorder:
             self.busy_seconds += message.facts["seconds"]
             self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts))
             self.done[fleet.id] = 1.0
-        total = sum(each.cost for each in self.fleets)
-        self.watcher.advanced(sum(each.cost * self.done[each.id] for each in self.fleets) / total)
+        self.watcher.advanced(self._share())
+
+    def _share(self) -> float:
+        """The share that is done of the work that was left when training began."""
+        left = sum(fleet.cost * (1 - self.done[fleet.id]) for fleet in self.fleets)
+        whole = sum(fleet.cost * (1 - self.at_start[fleet.id]) for fleet in self.fleets)
+        return min(max(1 - left / whole, 0.0), 1.0) if whole else 1.0
 
     def _give_up(self, fleet: Fleet, *, error: str, attempts: int) -> None:
         self.failed.append(fleet.id)

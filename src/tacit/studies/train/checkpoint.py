@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tacit._errors import InputError
+from tacit._errors import TacitError
 from tacit._parsing import MEGABYTE, parse_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ FORMAT = "1"
 MOST_HEADER = 64 * MEGABYTE  # the state with the history of every run, twice escaped
 
 
-class DamagedCheckpointError(InputError):
+class DamagedCheckpointError(TacitError):
     """The bytes are not a checkpoint that was written whole."""
 
 

@@ -53,7 +53,7 @@ class RayExecutor(WorkerPool):
     GPU that a worker asks for on `cuda`, so 0.5 puts two fleets on each.
     """
 
-    elsewhere = True  # rates that were measured on this machine are no estimate for a cluster
+    local_cores = False  # rates that were measured on this machine are no estimate for a cluster
     waits_until_ready = True  # Ray starts what it has room for: the rest must not hold fleets
     keeps_idle = False  # others may use the cluster
     progress_seconds = 2.0  # a question to a worker costs milliseconds of several processes
