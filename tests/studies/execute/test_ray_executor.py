@@ -259,7 +259,7 @@ def test_a_driver_killed_and_restarted_goes_on_and_ends_with_the_same_bytes(
     again = start(file, tmp_path, cluster)
     out, err = again.communicate(timeout=240)
     assert again.returncode == 0, err
-    assert out == f"12 rows (4 diverged) in {tmp_path}\n"  # and not a word from Ray
+    assert out == f"12 rows (4 diverged) in {tmp_path}; next: tacit report {tmp_path}\n"  # and not a word from Ray
     assert rows_on_disk(tmp_path) == straight
 
 
@@ -333,8 +333,8 @@ def test_without_ray_a_sentence_says_how_to_install_it(
         ({"device": "mps"}, "not known to Ray"),
         ({"gpus": 0.0}, "gpus is 0.0"),
         ({"gpus": 1.5}, "gpus is 1.5"),
-        ({"workers": 0}, "workers is 0"),
-        ({"attempts": 0}, "attempts is 0"),
+        ({"workers": 0}, "workers=0"),
+        ({"attempts": 0}, "attempts=0"),
     ],
 )
 def test_wrong_options_are_sentences_before_ray_is_started(options: dict[str, Any], words: str) -> None:
