@@ -165,15 +165,15 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the Gram penalty with λ/2 for λ/4",
         "penalty/gram.py",
-        "(loss + task.strength / 4 * share)",
-        "(loss + task.strength / 2 * share)",
+        "(task, loss + task.strength / 4 * share,",
+        "(task, loss + task.strength / 2 * share,",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
         "the Gram penalty with the wrong sign",
         "penalty/gram.py",
-        "(loss + task.strength / 4 * share)",
-        "(loss - task.strength / 4 * share)",
+        "(task, loss + task.strength / 4 * share,",
+        "(task, loss - task.strength / 4 * share,",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
@@ -193,8 +193,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "hidden uses of a weight are overlooked",
         "penalty/gram.py",
-        "by_autograd = capture.elsewhere | hidden",
-        "by_autograd = capture.elsewhere",
+        "by_autograd = capture.used_otherwise | hidden",
+        "by_autograd = capture.used_otherwise",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
     ),
     mutant(
@@ -242,8 +242,8 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "micro-batches are summed, not averaged",
         "penalty/gradient_penalty.py",
-        "weight=weight / len(pieces)",
-        "weight=weight",
+        "weight=task.weight / len(pieces)",
+        "weight=task.weight",
         "penalty/test_gradient_penalty.py::test_micro_batches_average_the_penalty_of_each",
     ),
     mutant(
@@ -280,6 +280,69 @@ MUTANTS: tuple[Mutant, ...] = (
         "beta=shrink",
         "beta=1.0",
         "penalty/test_methods.py::test_the_factored_step_equals_sgd_on_the_penalised_gradient",
+    ),
+    mutant(
+        "a visit of the input gradient is always waited for",
+        "penalty/gram.py",
+        "found = [site.input_gradient_node in reached for site in sites]",
+        "found = [site.input_gradient_node is not None for site in sites]",
+        "penalty/test_gram_terms.py",
+    ),
+    mutant(
+        "a layer that was passed loses the tangents that come later",
+        "penalty/_sites.py",
+        "            to_weight = self.weight_gradient(tangents, output_gradient.detach())\n",
+        "            pass\n",
+        "penalty/test_gram_terms.py",
+    ),
+    mutant(
+        "the check of the first step looks at the norm only",
+        "penalty/_check.py",
+        '    raise InputError(\n        f"the gradient of',
+        '    return True\n    raise InputError(\n        f"the gradient of',
+        "penalty/test_gram_terms.py",
+    ),
+    mutant(
+        "buffers keep what a second backward pass writes through a checkpoint",
+        "penalty/_buffers.py",
+        "        if not self.changed():",
+        "        if True:",
+        "penalty/test_checkpointing.py",
+    ),
+    mutant(
+        "x W is taken for x Wᵀ",
+        "penalty/_capture.py",
+        "transposed = call.transposed if weight is call.weight else not call.transposed",
+        "transposed = call.transposed",
+        "penalty/test_layer_calls.py",
+    ),
+    mutant(
+        "one Gram matrix for all micro-batches",
+        "penalty/_layers.py",
+        "return tensor.reshape(self.micro_batches, -1, tensor.shape[-1])",
+        "return rows(tensor)",
+        "penalty/test_micro_batches.py",
+    ),
+    mutant(
+        "one pass sums the penalties of micro-batches",
+        "penalty/gram.py",
+        "/ (count * task.scale**2)",
+        "/ task.scale**2 * 1",
+        "penalty/test_micro_batches.py",
+    ),
+    mutant(
+        "one pass writes buffers for all micro-batches at once",
+        "penalty/_one_pass.py",
+        "        if args and id(args[0]) in self.buffers and _writes(func):",
+        "        if False:",
+        "penalty/test_micro_batches.py",
+    ),
+    mutant(
+        "one pass is never compared with the loop",
+        "penalty/_micro_batches.py",
+        "if (self.compared and not compare) or start.torch_has_drawn():",
+        "if True:",
+        "penalty/test_micro_batches.py",
     ),
     # -- theory -------------------------------------------------------------------------------------------------------
     mutant(
@@ -578,8 +641,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "an overflow of float16 counts as a use of a parameter that was missed",
-        "penalty/gram.py",
-        "if not (norm.isfinite() and plain.isfinite()):",
+        "penalty/_check.py",
+        "if not (norm.isfinite() and plain_norm.isfinite()):",
         "if False:",
         "penalty/test_half_precision.py",
     ),

@@ -143,7 +143,7 @@ def reference(problem: Problem, strength: float, *, inside: list[str] | None = N
             loss = problem.closure(x, y)
             gradients = torch.autograd.grad(loss, norm_of, create_graph=True, allow_unused=True)
             norm = sum(gradient.square().sum() for gradient in gradients if gradient is not None)
-            whole, norms = whole + (loss + strength / 4 * norm) / 4, norms + float(norm) / 4
+            whole, norms = whole + (loss + strength / 4 * norm) / 4, norms + float(norm.detach()) / 4
         found = torch.autograd.grad(whole, [p for p in leaves if p.requires_grad], allow_unused=True)
     filled = iter(found)
     return [next(filled) if p.requires_grad else None for p in leaves], norms
