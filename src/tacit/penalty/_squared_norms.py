@@ -1,6 +1,7 @@
 """‖G‖² of a layer's weight gradient G from its factors, differentiable once, in the cheaper of two forms.
 
 Gram form, for linear layers with few rows:  ‖DᵀX‖² = Σᵢⱼ (XXᵀ)ᵢⱼ (DDᵀ)ᵢⱼ;  a bias adds 1 to XXᵀ.
+By index, for embeddings:                    rows of D with the same index are added up, then squared.
 Direct form, for everything else:            G = Σ over uses of the layer's own weight gradient, then ‖G‖².
 
 With micro-batches in one pass, rows have a leading axis of micro-batches, each has its own Gram matrices (blocks of
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.penalty._layers import LinearSite
+from tacit.penalty._layers import EmbeddingSite, LinearSite, rows
 from tacit.penalty._sites import Site
 
 
@@ -23,6 +24,8 @@ def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
     """‖G‖² for one weight over all its uses; `with_bias` adds ‖b̄‖² of the bias that is used just there."""
     if uses_gram(sites):
         return _gram_norm(sites, with_bias)
+    if by_index(sites):
+        return _norm_by_index(sites)
     return _direct_norm(sites, with_bias)
 
 
@@ -53,6 +56,11 @@ def uses_gram(sites: Sequence[Site]) -> bool:
     return 2 * count * (fan_in + fan_out) <= 3 * fan_in * fan_out
 
 
+def by_index(sites: Sequence[Site]) -> bool:
+    """Whether only embeddings use the weight: most of its rows have no gradient then, and G is not formed."""
+    return all(isinstance(site, EmbeddingSite) for site in sites)
+
+
 def _row_count(site: Site) -> int:
     """Rows of one micro-batch, or of the batch."""
     gradient = _output_gradient(site)
@@ -69,6 +77,24 @@ def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
         pairs.append((left, right))
     left, right = (parts[0] if len(parts) == 1 else torch.cat(parts, -2) for parts in zip(*pairs, strict=True))
     return _GramNorm.apply(right, left, with_bias)
+
+
+def _norm_by_index(sites: Sequence[Site]) -> Tensor:
+    """Micro-batches have rows of their own: index i of micro-batch k counts as index k · (rows of the weight) + i."""
+    indices, gradients = [], []
+    for site in sites:
+        assert isinstance(site, EmbeddingSite)
+        index, gradient = _inputs(site), rows(_wide(_output_gradient(site)))
+        if site.padding_index is not None:  # those rows never enter the weight's gradient
+            gradient = gradient.masked_fill((index == site.padding_index).reshape(-1, 1), 0.0)
+        if site.micro_batches is not None:
+            first = site.weight.shape[0] * torch.arange(site.micro_batches, device=index.device)
+            index = index.reshape(site.micro_batches, -1) + first.unsqueeze(1)
+        indices.append(index.reshape(-1))
+        gradients.append(gradient)
+    found, places = torch.unique(torch.cat(indices), return_inverse=True)
+    whole = torch.cat(gradients)
+    return whole.new_zeros(len(found), whole.shape[-1]).index_add(0, places, whole).square().sum()
 
 
 def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:

@@ -31,6 +31,7 @@ from tacit.penalty._refusals import NOTHING_REACHED, refuse_wrong_graphs
 from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import (
     bias_squared_norm,
+    by_index,
     inner_product,
     parameter_gradients,
     uses_gram,
@@ -157,7 +158,11 @@ def _refuse_large_copies(view: View, parameters: Sequence[nn.Parameter], count: 
     wanted = {id(parameter) for parameter in parameters}
     numbers = sum(copy.numel() for copy in view.copies.values())
     reached = [site for site in view.sites if site.output_gradient is not None and id(site.weight) in wanted]
-    numbers += count * sum(site.weight.numel() for site in reached if not uses_gram([site]))
+    by_weight: dict[int, list[Site]] = {}
+    for site in reached:
+        by_weight.setdefault(id(site.weight), []).append(site)
+    direct = [sites for sites in by_weight.values() if not (uses_gram(sites) or by_index(sites))]
+    numbers += count * sum(sites[0].weight.numel() for sites in direct)
     if numbers > LARGEST_COPIES + 4 * sum(parameter.numel() for parameter in parameters):
         raise NotInOnePassError("the weights are too many to have a gradient for each micro-batch")
 
