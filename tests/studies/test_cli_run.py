@@ -13,7 +13,9 @@ import pytest
 
 from tacit import cli
 from tacit._errors import TacitError
-from tacit.studies.describe.study import load_study
+from tacit.studies.data.facts import Data
+from tacit.studies.describe.library import find_study_file, library_folder
+from tacit.studies.describe.study import load_study, parse_study
 from tacit.studies.execute.signals import Terminated, terminable, uninterrupted
 from tacit.studies.plan import Plan, make_plan
 from tacit.studies.progress import Display
@@ -21,6 +23,7 @@ from tacit.studies.runner import run
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import stopped_message
 from tacit.studies.train.packing import pack
+from tacit.studies.train.training import Training
 
 STUDY = """
 name = "small"
@@ -281,3 +284,65 @@ def test_a_study_runs_from_python_with_one_call(file: Path, data: object, monkey
     rows = run(file, workers=1, overrides=["seeds=0"])
     assert len(rows) == 2
     assert (file.parent / "runs" / "small" / "studies" / "small.json").exists()
+
+
+def test_a_study_of_the_package_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From any folder: the file is inside the package."""
+    monkeypatch.chdir(tmp_path)
+    named = str(make_plan(find_study_file(Path("mnist1d/quick/rates"))))
+    assert named == str(make_plan(library_folder() / "mnist1d" / "quick" / "rates.toml"))
+
+
+def test_a_file_of_ones_own_comes_before_a_study_of_the_package(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist1d" / "quick").mkdir(parents=True)
+    own = tmp_path / "mnist1d" / "quick" / "rates"
+    own.write_text(file.read_text())
+    assert load_study(find_study_file(Path("mnist1d/quick/rates"))).name == "small"
+
+
+def test_a_study_is_listed_copied_and_not_copied_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "studies", "list") == 0
+    names = capsys.readouterr().out.splitlines()
+    assert "mnist1d/quick/rates" in names
+    assert typed(monkeypatch, "studies", "copy", "mnist1d/quick/rates", "--into", tmp_path) == 0
+    assert load_study(tmp_path / "rates.toml") == load_study(library_folder() / "mnist1d" / "quick" / "rates.toml")
+    assert typed(monkeypatch, "studies", "copy", "mnist1d/quick/rates", "--into", tmp_path) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert typed(monkeypatch, "studies", "copy", "none/such", "--into", tmp_path) == 2
+    assert "tacit studies list" in capsys.readouterr().err
+
+
+def test_the_status_of_a_folder_with_several_results_lists_all_their_studies(
+    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        run(load_study(file, overrides=["seeds=0"]), tmp_path / "all" / name, workers=1)
+    folder = ResultsFolder(tmp_path / "all" / "two")
+    with folder.locked():
+        folder.open_for(parse_study({"name": "later", "fixed": {"learning_rate": 0.1, "epochs": 1}}))
+    assert typed(monkeypatch, "status", tmp_path / "all") == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/all/one: 1 study, no process is at work" in out
+    assert f"next: tacit report {tmp_path}/all/one" in out
+    assert f"{tmp_path}/all/two: 2 studies" in out
+    assert "later: 0% done" in out
+    assert out.count("small: 100% done") == 2
+    assert f"next: tacit report {tmp_path}/all/two" not in out
+
+
+def test_what_is_left_and_not_the_whole_is_estimated(file: Path, data: Data, tmp_path: Path) -> None:
+    study = load_study(file)
+    whole = make_plan(study, tmp_path)
+    (fleet,) = pack(study.runs)
+    training = Training(fleet, data)
+    training.advance(until=training.first.minibatches // 2)
+    folder = ResultsFolder(tmp_path)
+    with folder.locked():
+        folder.open_for(study)
+        folder.write_checkpoint(fleet.id, training.checkpoint())
+    assert make_plan(study, tmp_path).seconds == pytest.approx(whole.seconds / 2, rel=0.1)

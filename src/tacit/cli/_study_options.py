@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-StudyFile = Annotated[Path, typer.Argument(help="A study file (TOML).", show_default=False)]
+StudyFile = Annotated[
+    Path,
+    typer.Argument(help="A study file (TOML), or the name of one of `tacit studies list`.", show_default=False),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the file.", show_default=False),
 ]
-Into = Annotated[Path | None, typer.Option(help="The study's folder; runs/NAME without it.")]
+Into = Annotated[Path | None, typer.Option(help="The folder of results; runs/NAME without it.")]

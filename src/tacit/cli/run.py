@@ -45,7 +45,7 @@ def run(
 
     Examples:
 
-    * `tacit run studies/mnist1d/quick/rates.toml --dry-run`
+    * `tacit run mnist1d/quick/rates --dry-run`
 
     * `tacit run studies/mnist1d/quick/rates.toml seeds=0:2 epochs=16 --into runs/try`
 
@@ -55,6 +55,7 @@ def run(
     """
     from tacit._errors import InputError
     from tacit.studies import runner
+    from tacit.studies.describe.library import find_study_file
     from tacit.studies.execute.attempts import FleetsFailedError
     from tacit.studies.execute.signals import exit_code
     from tacit.studies.plan import make_plan
@@ -64,7 +65,7 @@ def run(
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     check_output_folder("--into", into)
-    study = runner.load_study(file, overrides=overrides or [])
+    study = runner.load_study(find_study_file(file), overrides=overrides or [])
     folder = into or Path("runs") / study.name
     if dry_run:
         plan = make_plan(study, folder, executor=executor, device=device, workers=workers)

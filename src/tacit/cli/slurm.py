@@ -40,10 +40,11 @@ def slurm_script(
     """
     import sys
 
+    from tacit.studies.describe.library import find_study_file
     from tacit.studies.describe.study import load_study
     from tacit.studies.execute.slurm import Job, script
 
-    study = load_study(file, overrides=overrides or [])
+    study = load_study(find_study_file(file), overrides=overrides or [])
     job = Job(
         nodes=nodes, time=time, partition=partition, account=account, cpus=cpus, gpus=gpus, setup=tuple(setup or ())
     )

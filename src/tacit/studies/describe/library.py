@@ -22,6 +22,21 @@ def library_folder() -> Path:
     raise InputError(f"the study files are missing beside {here}; reinstall tacit or run from a checkout.")
 
 
+def study_names() -> list[str]:
+    """The names of all study files that come with tacit: `mnist1d/quick/rates`, `paper/fig1b-cifar10`, …"""
+    folder = library_folder()
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.toml"))
+
+
+def find_study_file(given: Path) -> Path:
+    """The file that is named: a file of the user's own, or a study file of tacit by its name.
+
+    A name that is neither is returned as it is, so that reading it says that there is no such file.
+    """
+    name = given.as_posix().removesuffix(".toml")
+    return library_folder() / f"{name}.toml" if not given.exists() and name in study_names() else given
+
+
 def datasets(scale: str = "quick") -> list[str]:
     """Datasets that have study files at this scale."""
     if scale in BY_DATASET:

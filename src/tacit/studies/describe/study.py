@@ -145,7 +145,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         text = read_bounded(path, most=MOST_BYTES).decode("utf-8")
         return parse_toml(text)
     except FileNotFoundError:
-        raise InputError(f"there is no study file {path}; expected a TOML file.") from None
+        raise InputError(
+            f"there is no study file {path}; expected a TOML file, or a name of `tacit studies list`."
+        ) from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; expected a TOML file.") from None
     except UnicodeDecodeError:
