@@ -15,7 +15,7 @@ def test_the_ddp_example_runs_under_torchrun_and_equals_micro_batches() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(ROOT / "examples" / "ddp.py"), "--epochs", "2"],
+        [*command, str(ROOT / "examples" / "ddp.py"), "2"],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

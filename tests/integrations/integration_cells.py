@@ -19,7 +19,7 @@ from integration_trainers import TRAINERS
 
 @dataclass(frozen=True)
 class Cell:
-    """`status`: `exact`, `refused` (with its sentence), or `wrong`, which no cell may be."""
+    """`status`: `exact`, `refused` (by a sentence of ours), or `wrong` (also any other error), which no cell may be."""
 
     trainer: str
     case: str
@@ -53,7 +53,8 @@ def measure(trainer: str, case: str) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         errors = _run(trainer, case, Path(folder))
         if errors:
-            return Cell(trainer, case, "refused", message=errors[0])
+            status = "refused" if all(error.startswith("InputError: ") for error in errors) else "wrong"
+            return Cell(trainer, case, status, message=errors[0])
         found = torch.load(Path(folder) / "weights.pt")
     aim = goal(trainer, case)
     apart = difference(found, wanted(aim))
@@ -79,6 +80,10 @@ def _run(trainer: str, case: str, folder: Path) -> list[str]:
 
 def _work(trainer: str, case: str, folder: Path, rank: int, port: int) -> None:
     code = 0
+    if not os.environ.get("TACIT_TRACEBACKS"):  # frameworks print what they do
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     try:
         os.environ.update(ACCELERATE_USE_CPU="true", GLOO_SOCKET_IFNAME="lo")
         if CASES[case].world > 1:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 STEPS, BATCH, TOKENS, WORDS = 5, 2, 6, 19
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 0.01, 0.9
 INITIAL_SCALE = 2.0**10  # of the gradient scaler: small enough that no step is skipped
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -76,7 +76,7 @@ CASES = {
 
 def strength(step: int) -> float:
     """λ of each batch: it falls, so that a trainer which loses or repeats a step is seen."""
-    return 1.0 / (1 + step)
+    return 0.2 / (1 + step)
 
 
 def token_loss(
@@ -176,14 +176,14 @@ def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
 
 def _add_gradient(model: nn.Module, batch: dict[str, Tensor], case: Case, strength: float, share: float) -> None:
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    rule = _by_forward_mode if case.precision == "64" else _by_second_pass
+    rule = by_forward_mode if case.precision == "64" else by_second_pass
     gradients = rule(model, trainable, batch, case, strength)
     for name, tensor in trainable.items():
         part = share * gradients[name]
         tensor.grad = part if tensor.grad is None else tensor.grad + part
 
 
-def _by_forward_mode(
+def by_forward_mode(
     model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
 ) -> dict[str, Tensor]:
     def loss(values: dict[str, Tensor]) -> Tensor:
@@ -195,10 +195,11 @@ def _by_forward_mode(
     return {name: gradient[name] + strength / 2 * along[name] for name in values}
 
 
-def _by_second_pass(
+def by_second_pass(
     model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
 ) -> dict[str, Tensor]:
-    with torch.autocast("cpu", DTYPES[case.precision]), sdpa_kernel(SDPBackend.MATH):
+    half = DTYPES.get(case.precision, torch.bfloat16)
+    with torch.autocast("cpu", half, enabled=case.precision in DTYPES), sdpa_kernel(SDPBackend.MATH):
         loss = model(**batch).loss
     # float16 loses small numbers: the scaler's factor keeps them, and is divided out in float32
     scale = INITIAL_SCALE if case.precision == "fp16" else 1.0

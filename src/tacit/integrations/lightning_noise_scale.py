@@ -7,8 +7,6 @@ from typing import Any
 from tacit._errors import InputError
 from tacit.diagnostics import Recorder
 from tacit.integrations.frameworks import load
-from tacit.integrations.lightning_penalty import Penalty
-from tacit.integrations.options import refuse_penalised_gradients
 
 _lightning: Any = load("lightning.pytorch")
 
@@ -18,15 +16,16 @@ class NoiseScale(_lightning.Callback):  # type: ignore[misc]
 
     `options` are those of `tacit.Recorder`. The batch of one optimizer step, over all accumulated batches and devices,
     is read off the trainer, and the number of training examples off its dataset, unless given. Gradients are read
-    after they are unscaled and before they are clipped. The rows are in `recorder.rows`.
+    after they are unscaled and before they are clipped; those that carry a penalty are left out. The rows are in
+    `recorder.rows`, and checkpoints hold them.
     """
 
     def __init__(self, *, batch_size: int | None = None, train_size: int | None = None, **options: Any) -> None:
         self.batch_size, self.train_size, self.options = batch_size, train_size, options
         self.recorder: Recorder | None = None
+        self._state: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        refuse_penalised_gradients(any(isinstance(callback, Penalty) for callback in trainer.callbacks))
         per_device = getattr(trainer.train_dataloader, "batch_size", None)
         batch_size, train_size = self.batch_size, self.train_size
         if batch_size is None:
@@ -39,6 +38,14 @@ class NoiseScale(_lightning.Callback):  # type: ignore[misc]
             except (AttributeError, TypeError):
                 raise InputError("the training dataset has no length. Use NoiseScale(train_size=…).") from None
         self.recorder = Recorder(pl_module, batch_size=batch_size, train_size=train_size, **self.options)
+        if self._state:
+            self.recorder.load_state_dict(self._state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state if self.recorder is None else self.recorder.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         assert self.recorder is not None

@@ -30,14 +30,15 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
     `training_step` gets: with `accumulate_grad_batches=k`, or with several devices, the mean of their penalties, which
     is what `micro_batch_size` does in a plain loop. A schedule of the strength counts batches.
 
-    Logs `tacit/penalty` and `tacit/gradient_squared_norm` unless `log=False`. Its state goes into checkpoints.
-    `penalty` is the `GradientPenalty` while `fit` runs. With manual optimization no callback is needed: make a
-    `tacit.GradientPenalty` and call `self.manual_backward(penalty.loss(closure))`.
+    Logs `tacit/penalty`, `tacit/gradient_squared_norm` and `tacit/batch_sharpness` unless `log=False`. Its state goes
+    into checkpoints. `penalty` is the `GradientPenalty` while `fit` runs. With manual optimization no callback is
+    needed: make a `tacit.GradientPenalty` and call `self.manual_backward(penalty.loss(closure))`.
     """
 
     def __init__(self, strength: Strength, *, log: bool = True, **options: Any) -> None:
         check_penalty_options(strength, options, accumulation="accumulate_grad_batches")
-        self.strength, self.log, self.options = strength, log, options
+        # Not `self.log`: Lightning puts the module's function of that name into callbacks.
+        self.strength, self.logs, self.options = strength, log, options
         self.penalty: GradientPenalty | None = None
         self._state: dict[str, Any] = {}
         self._unwrap: Callable[[], None] | None = None
@@ -103,7 +104,7 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
             loss = self.penalty.loss(closure, scaler=getattr(trainer.precision_plugin, "scaler", None))
         except _SkippedBatchError:  # Lightning goes on to the next batch, or says why it cannot
             return outputs[-1]
-        if self.log:
+        if self.logs:
             _log(self.penalty, module)
         return {**outputs[0], "loss": loss} if isinstance(outputs[0], Mapping) else loss
 
@@ -114,9 +115,10 @@ class _SkippedBatchError(Exception):
 
 def _log(penalty: GradientPenalty, module: Any) -> None:
     assert penalty.last is not None
-    module.log("tacit/penalty", penalty.last.penalty)
-    if penalty.last.gradient_squared_norm is not None:
-        module.log("tacit/gradient_squared_norm", penalty.last.gradient_squared_norm)
+    for name in ("penalty", "gradient_squared_norm", "batch_sharpness"):  # tensors: no wait for the device
+        value = getattr(penalty.last, name)
+        if value is not None:
+            module.log(f"tacit/{name}", value)
 
 
 @contextmanager

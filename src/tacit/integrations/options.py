@@ -1,4 +1,4 @@
-"""Options of a penalty or a recorder that a trainer's adapter passes on, checked before data and models are loaded."""
+"""Options of a penalty that a trainer's adapter passes on, checked before data and models are loaded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,3 @@ def check_penalty_options(strength: Strength, options: Mapping[str, Any], *, acc
         if name not in known | {"micro_batch_size"}:
             raise InputError(f"option {name!r} is unknown; expected one of {', '.join(sorted(known))}.")
     GradientPenalty(nn.Linear(1, 1), strength, **{name: options[name] for name in options if name != "exclude"})
-
-
-def refuse_penalised_gradients(penalised: bool) -> None:
-    """The noise of penalised gradients is not that of the loss: Γ came out 6.4 in place of 4.3."""
-    if penalised:
-        raise InputError(
-            "this training has a gradient penalty, and NoiseScale would measure penalised gradients. "
-            "Measure a training without it, or use tacit.measure."
-        )

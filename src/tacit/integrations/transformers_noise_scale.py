@@ -7,7 +7,6 @@ from typing import Any
 from tacit._errors import InputError
 from tacit.diagnostics import Recorder
 from tacit.integrations.frameworks import load
-from tacit.integrations.options import refuse_penalised_gradients
 
 _transformers: Any = load("transformers")
 
@@ -17,8 +16,8 @@ class NoiseScale(_transformers.TrainerCallback):  # type: ignore[misc]
 
     It takes the trainer because `Trainer` tells its callbacks about gradients only after it has clipped them, and the
     noise scale needs them whole. `options` are those of `tacit.Recorder`; the batch of one optimizer step, over all
-    accumulated batches and devices, and the number of training examples are read off the trainer, unless given. The
-    rows are in `recorder.rows`.
+    accumulated batches and devices, and the number of training examples are read off the trainer, unless given.
+    Gradients that carry a penalty are left out. The rows are in `recorder.rows`; checkpoints do not hold them.
     """
 
     def __init__(
@@ -30,7 +29,6 @@ class NoiseScale(_transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         trainer = self.trainer
-        refuse_penalised_gradients(hasattr(trainer, "gradient_penalty"))
         if trainer.accelerator.scaler is not None:
             raise InputError("gradients of float16 are scaled where this callback reads them. Use bf16=True.")
         devices, accumulated = trainer.accelerator.num_processes, args.gradient_accumulation_steps

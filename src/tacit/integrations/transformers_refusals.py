@@ -24,6 +24,12 @@ def refuse_settings(trainer: Any) -> None:
             f"the trainer would put the model on {trainer.args.n_gpu} GPUs by DataParallel, which splits the batch "
             "inside the model. Start the script with torchrun, or make one GPU visible."
         )
+    ours = next((kind for kind in type(trainer).__mro__ if kind.__module__.split(".")[0] == "trl"), None)
+    if ours is not None:
+        raise InputError(
+            f"the trainer is TRL's {ours.__name__}; its fused loss has no second derivative, and every pass counts in "
+            "what it logs. Use transformers.Trainer."
+        )
     if getattr(trainer.args, "use_liger_kernel", False):
         raise InputError(
             "use_liger_kernel=True: its kernels compute gradients in the forward pass and have no second derivative. "

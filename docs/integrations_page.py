@@ -1,0 +1,159 @@
+"""Writes docs/integrations.md from benchmarks/results/integrations.json: run this file; a test compares the two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "integrations.json"
+PAGE = ROOT / "docs" / "integrations.md"
+
+# What a user adds, in at most three lines; tests/integrations/test_page.py runs them.
+SNIPPETS = {
+    "plain loop": """\
+penalty = tacit.GradientPenalty(model, strength=2**-6)
+penalty.backward(lambda: loss_fn(model(inputs), targets))""",
+    "Lightning, automatic": """\
+trainer = pl.Trainer(callbacks=[tacit.lightning.Penalty(strength=2**-6)])""",
+    "Lightning, manual": """\
+penalty = tacit.GradientPenalty(self, strength=2**-6)
+self.manual_backward(penalty.loss(lambda: loss_fn(self(inputs), targets)))""",
+    "Lightning Fabric": """\
+penalty = tacit.lightning.FabricPenalty(model, strength=2**-6)
+fabric.backward(penalty.loss(lambda: loss_fn(model(inputs), targets)))""",
+    "Transformers `Trainer`": """\
+class PenaltyTrainer(tacit.transformers.PenaltyMixin, Trainer): pass
+trainer = PenaltyTrainer(model=model, args=args, train_dataset=rows, penalty=dict(strength=2**-6))""",
+    "accelerate": """\
+penalty = tacit.GradientPenalty(model, strength=2**-6)
+accelerator.register_for_checkpointing(penalty)
+accelerator.backward(penalty.loss(lambda: loss_fn(model(inputs), targets), scaler=accelerator.scaler))""",
+}
+
+TEXT = """\
+# The penalty in other people's trainers
+
+`pip install 'tacit[lightning]'`, `'tacit[transformers]'` or `'tacit[accelerate]'`. `import tacit` imports none of them.
+
+A trainer calls `backward` itself, after it has divided the loss by the number of accumulated batches, scaled it for
+half precision or weighted it by tokens. A penalty computed inside that `backward` sees the changed loss: of the loss
+divided by k, the squared gradient norm is divided by k², and nothing says so. `penalty.loss(closure)` returns a tensor
+whose value is the loss Ĉ and whose `backward` hands out s · ∇(Ĉ + (λ/4)‖∇Ĉ‖²), where s is whatever the trainer
+multiplied with.
+
+## In at most three lines
+
+{lines}
+
+Models are those that `setup` or `prepare` returned. Whole scripts: `examples/plain_loop.py`, `examples/ddp.py`,
+`examples/train_with_lightning.py`, `examples/finetune_gpt2_lora.py`, `examples/train_with_accelerate.py`.
+
+## The matrix
+
+Largest relative difference of the weights after 5 steps from a plain loop that uses none of tacit: its penalty is
+computed in other algebra, (λ/2) ∇²Ĉ·∇Ĉ by forward-mode differentiation (under autocast by a second backward pass). A
+GPT-2 of two layers in float64, at most 1e-12 allowed; under autocast in float32, at most 1e-5. λ falls from batch to
+batch, so that a step lost or repeated is seen. The last column is how far the same loop ends without the penalty:
+what the comparison can see.
+
+{matrix}
+
+{counts}
+Made by `make integrations` with {versions}.
+
+- *DDP, 2 processes*: each process has its own batch, and the penalty is the mean of theirs (`of="micro_batch"`).
+- *float16, GradScaler*: on a CPU. accelerate leaves float16 out on a CPU without a word; the test puts it in.
+- *unequal lengths*: accumulated batches count by their tokens (`num_items_in_batch` of Transformers). Lightning's
+  automatic optimization counts batches equally, and is compared with a loop that does.
+- *all in float64 at once*: accumulation 2, clipping, DDP, resume, LoRA, gradient checkpointing and evaluation together.
+
+## Lightning
+
+`tacit.lightning.Penalty` wraps `training_step` while `fit` runs, whether it returns a tensor, a dict or None. It logs
+`tacit/penalty`, `tacit/gradient_squared_norm` and `tacit/batch_sharpness`, and its state goes into checkpoints. With
+manual optimization make a `tacit.GradientPenalty` and give `penalty.loss(closure)` to `manual_backward`; in `16-mixed`
+also pass `scaler=self.trainer.precision_plugin.scaler`. Under DDP `penalty.backward` in `training_step` is refused:
+only `manual_backward` reduces gradients there.
+
+Refused by name: strategies other than one device and DDP, `FactoredSGD` (it has the penalty inside), LBFGS (its line
+search sees the loss without the penalty), `NStepSGD` with accumulation or with `16-mixed`, which calls `step` without a
+closure.
+
+## Transformers
+
+`PenaltyMixin` replaces `compute_loss` in training and leaves evaluation alone. Where `Trainer` divides token sums by
+the tokens of all accumulated batches, Ĉ is the mean loss of one batch, and batches are weighted by their tokens. Of
+some models (GPT-2) `Trainer` counts one label per row too many; the weights follow `Trainer`, so that the loss stays
+the one it reports. A loss that is not a token sum divided by `num_items_in_batch` is found out on the first batch and
+refused. The state is in `trainer_state.json`. It logs `tacit/penalty` beside `loss`.
+
+Refused by name: DeepSpeed, FSDP, DataParallel, Liger kernels, optimizers that step inside `backward` (LOMO) or need a
+closure; TRL's trainers, since the loss of `SFTTrainer` (TRL 1.16) is a fused kernel without a second derivative.
+
+## Noise scale
+
+`tacit.lightning.NoiseScale(every=100)` as a callback of Lightning, and
+`trainer.add_callback(tacit.transformers.NoiseScale(trainer, every=100))`, log Γ, ‖∇C‖² and the noise scale of
+`tacit.Recorder` from gradients that training computes anyway, over all accumulated batches and devices, before they are
+clipped. {recorder}
+
+## Where rows go
+
+`tacit.sinks.write(sink, row, step)` writes the finite numbers of a row, such as `penalty.last.to_row()`, to
+TensorBoard's `SummaryWriter`, or to a tracker with the calls of wandb: `tacit.sinks.Tracker(run)` for a run of wandb,
+or for the modules wandb and trackio. A `Recorder` takes either as `writer`.
+
+## Not included
+
+composer: beside torch 2.13 pip finds only a release of 2022. It would be an `Algorithm` that puts `penalty.loss` in
+place of `state.loss` at `Event.AFTER_LOSS`; untested.
+"""
+RECORDER = (
+    "Steps that carry a penalty are left out: the noise of penalised gradients is another (`every=2` leaves some)."
+)
+
+
+def lines() -> str:
+    rows = ["| where you train | what you add |", "| --- | --- |"]
+    for title, code in SNIPPETS.items():
+        cell = "<br>".join(f"`{line}`" for line in code.splitlines())
+        rows.append(f"| {title} | {cell} |")
+    return "\n".join(rows)
+
+
+def matrix(stored: dict[str, Any]) -> str:
+    trainers, cells = stored["trainers"], {(cell["case"], cell["trainer"]): cell for cell in stored["cells"]}
+    rows = [f"| | {' | '.join(trainers.values())} | without |", "| --- |" + " --- |" * (len(trainers) + 1)]
+    for case, title in stored["cases"].items():
+        found = [cells[case, trainer] for trainer in trainers]
+        sees = min(cell["without_penalty"] for cell in found if "without_penalty" in cell)
+        rows.append(f"| {title} | {' | '.join(map(_cell, found))} | {sees:.1g} |")
+    return "\n".join(rows)
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    if cell["status"] == "refused":
+        return "refused"
+    if cell["difference"] == 0:
+        return "0"
+    return f"{cell['difference']:.0e}" if cell["status"] == "exact" else f"**wrong: {cell['difference']:.0e}**"
+
+
+def counts(stored: dict[str, Any]) -> str:
+    status = [cell["status"] for cell in stored["cells"]]
+    return f"{status.count('exact')} exact, {status.count('refused')} refused, {status.count('wrong')} wrong."
+
+
+def page() -> str:
+    stored = json.loads(RESULTS.read_text())
+    versions = [f"{name} {version}" for name, version in stored["versions"].items()]
+    return TEXT.format(
+        lines=lines(), matrix=matrix(stored), counts=counts(stored), recorder=RECORDER,
+        versions=", ".join(versions[:-1]) + " and " + versions[-1],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
