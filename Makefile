@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TRAINERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-slow lint bench integrations mutants clean
+.PHONY: help setup reproduce test test-slow lint bench integrations mutants package clean
 
 help:             ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -48,6 +48,9 @@ integrations: $(TRAINERS)/.installed ## the penalty in Lightning, Transformers a
 
 mutants: $(STAMP) ## break named things one at a time: each must turn a test red
 	$(BIN)/python tests/mutants.py
+
+package:          ## wheel and sdist, checked, installed in a clean environment elsewhere and used there
+	$(PYTHON) tests/check_package.py $(foreach python,$(PYTHONS),--python $(python)) $(if $(VENVS),--venvs $(VENVS))
 
 clean:            ## remove .venv and caches
 	rm -rf $(VENV) $(TRAINERS) build dist .mypy_cache .ruff_cache .pytest_cache
