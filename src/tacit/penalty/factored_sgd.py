@@ -1,9 +1,9 @@
-"""`FactoredSGD`: plain SGD on the penalised loss that never forms the weight gradient of a linear layer.
+"""`FactoredSGD`: SGD on the penalised loss that never forms the weight gradient of a linear layer.
 
     W ← (1 − εμ) W − ε [S; D]ᵀ [X; T]
 
-One in-place matrix product per layer and step: no gradient buffer is written or read, which is what a wide layer at a
-small batch size waits for.
+One in-place matrix product per layer and step, into the weight or into its momentum (`_sgd_update`): no gradient is
+written or read, which is what a wide layer at a small batch size waits for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
+from tacit.penalty._sgd_update import Gradient, sgd_update
 from tacit.penalty._task import Outcome, Task
 from tacit.penalty._wrappers import refuse_ddp, without_ddp
 from tacit.penalty.gradient_penalty import _penalised_parameters
@@ -37,13 +38,16 @@ COMPARE_EVERY = 100  # steps between comparisons of micro-batches in one pass wi
 
 
 class FactoredSGD(torch.optim.Optimizer):
-    """SGD with learning rate ε on Ĉ + (λ/4)‖∇Ĉ‖², exact, with weight decay μ and without momentum.
+    """SGD with learning rate ε on Ĉ + (λ/4)‖∇Ĉ‖², exact, with weight decay μ, momentum and Nesterov's.
 
     `step(closure)` runs forward, backward and the update; the closure computes the loss and does not call backward.
     Weights of linear layers are updated from their factors and have no `.grad`; all other parameters (convolutions,
-    embeddings, norms, weights that are also used elsewhere) ride along with an ordinary gradient. `lr`, `weight_decay`
-    and `strength` live in the one parameter group, so torch's schedulers work. Momentum needs the gradient that this
-    optimizer avoids: use `GradientPenalty` with `torch.optim.SGD` for that.
+    embeddings, norms, weights that are also used elsewhere) ride along with an ordinary gradient. `lr`, `momentum`,
+    `dampening`, `weight_decay` and `nesterov` mean what they mean in `torch.optim.SGD` and live in parameter groups, so
+    torch's schedulers work.
+
+    `params` are groups of the model's parameters, as for `torch.optim.SGD`; without them there is one group of all. The
+    norm always runs over all trainable parameters of the model, and `strength` is the same in all groups.
 
     `micro_batch_size` and `attention` are those of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the
     update and is no part of the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks,
@@ -61,12 +65,15 @@ class FactoredSGD(torch.optim.Optimizer):
         lr: float,
         *,
         strength: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
+        params: Iterable[Any] | None = None,
         micro_batch_size: int | None = None,
         attention: str = "math",
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("strength", strength)):
-            _check_number(name, value)
+        _check_number("strength", strength)
         refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
         self.model, self.attention = model, check_attention(attention)
         self._attention_notice = AttentionNotice()
@@ -77,14 +84,31 @@ class FactoredSGD(torch.optim.Optimizer):
         self.micro_batch_size, self._micro_batches = micro_batch_size, MicroBatches()
         self._steps, self._sites_checked = 0, False
         self._source = GradientSource()
-        super().__init__(
-            list(self.named.values()), {"lr": lr, "weight_decay": weight_decay, "strength": float(strength)}
-        )
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "strength": float(strength),
+        }
+        super().__init__(list(self.named.values()) if params is None else params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self.param_groups:
-            raise InputError("FactoredSGD has one parameter group, the model's; a second one cannot be added.")
         super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        try:
+            _check_group(added)
+            own = {id(parameter) for parameter in self.named.values()}
+            foreign = [parameter for parameter in added["params"] if id(parameter) not in own]
+            if foreign:
+                raise InputError(
+                    f"a parameter group holds a tensor of shape {tuple(foreign[0].shape)} that is no trainable "
+                    "parameter of the model; expected parameters of the model given to FactoredSGD."
+                )
+        except InputError:
+            self.param_groups.pop()
+            raise
 
     def step(self, closure: Callable[..., Tensor] | None = None, *batch: Tensor) -> Tensor:  # type: ignore[override]
         """One update; returns the minibatch loss Ĉ before it, detached.
@@ -94,31 +118,53 @@ class FactoredSGD(torch.optim.Optimizer):
         """
         if not callable(closure):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
-        group: dict[str, Any] = self.param_groups[0]
-        for name in ("lr", "weight_decay", "strength"):
-            _check_number(name, group[name])
+        strength = self._strength_now()
         self.zero_grad(set_to_none=True)
-        strength = float(group["strength"])
-        outcomes, sites = self._differentiate(closure, split(batch, self.micro_batch_size, "step"), strength)
+        outcomes, sites = self._differentiate(
+            self._leaving_backward_to_us(closure), split(batch, self.micro_batch_size, "step"), strength
+        )
         self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
-        shrink, rate = 1 - group["lr"] * group["weight_decay"], group["lr"]
-        by_weight: dict[int, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
+        factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
         for site in sites:
             if site.factors is not None:
-                by_weight.setdefault(id(site.weight), (site.weight, []))[1].append(site.factors)
+                factors.setdefault(site.weight, []).append(site.factors)
         with torch.no_grad():
-            for weight, pairs in by_weight.values():
-                left, right = (torch.cat(parts) if len(pairs) > 1 else parts[0] for parts in zip(*pairs, strict=True))
-                weight.addmm_(left.T.to(weight.dtype), right.to(weight.dtype), beta=shrink, alpha=-rate)
-            for parameter in self.named.values():
-                if parameter.grad is not None:
-                    if shrink != 1 and id(parameter) not in by_weight:  # a tied weight has shrunk above
-                        parameter.mul_(shrink)
-                    parameter.add_(parameter.grad, alpha=-rate)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    gradient = _gradient(factors.pop(parameter, []), parameter.grad)
+                    if gradient is not None:
+                        sgd_update(parameter, gradient, group, self.state[parameter])
         loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean() if strength else None
         self.last = PenaltyRecord(loss, strength, "gram", norm)
         return loss
+
+    def _strength_now(self) -> float:
+        for group in self.param_groups:
+            _check_group(group)
+        strengths = {float(group["strength"]) for group in self.param_groups}
+        if len(strengths) > 1:
+            raise InputError(
+                f"the parameter groups have strengths {sorted(strengths)}; expected one, since the penalty belongs to "
+                "the loss. Set the same in all groups."
+            )
+        return strengths.pop()
+
+    def _leaving_backward_to_us(self, closure: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The closure, refused where it calls backward itself, as the closures of trainers and of torch's LBFGS do."""
+
+        def checked(*batch: Tensor) -> Tensor:
+            loss = closure(*batch)
+            differentiated = any(parameter.grad is not None for parameter in self.named.values())
+            if differentiated and isinstance(loss, Tensor) and not loss.requires_grad:
+                raise InputError(
+                    "the closure called backward itself; expected one that computes the loss and leaves backward to "
+                    "FactoredSGD.step. A trainer that calls backward (Lightning's automatic optimization) needs "
+                    "GradientPenalty with torch.optim.SGD, or manual optimization."
+                )
+            return loss
+
+        return checked
 
     def _differentiate(
         self, closure: Callable[..., Tensor], pieces: list[tuple[Tensor, ...]], strength: float
@@ -154,6 +200,27 @@ class FactoredSGD(torch.optim.Optimizer):
         self._steps += 1
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return outcomes, sites
+
+
+def _gradient(factors: list[tuple[Tensor, Tensor]], rest: Tensor | None) -> Gradient | None:
+    """The gradient of one parameter from all its uses; None where the loss does not reach it."""
+    if not factors:
+        return None if rest is None else Gradient(rest=rest)
+    left, right = (torch.cat(parts) if len(factors) > 1 else parts[0] for parts in zip(*factors, strict=True))
+    return Gradient(left, right, rest.to_dense() if rest is not None and rest.is_sparse else rest)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    for name in ("lr", "momentum", "weight_decay", "strength"):
+        _check_number(name, group[name])
+    dampening = group["dampening"]
+    if isinstance(dampening, bool) or not isinstance(dampening, numbers.Real) or not math.isfinite(dampening):
+        raise InputError(f"dampening={dampening!r}; expected a finite number.")
+    if group["nesterov"] and (group["momentum"] <= 0 or dampening != 0):
+        raise InputError(
+            f"nesterov=True with momentum={group['momentum']} and dampening={dampening}; "
+            "expected a momentum above 0 and no dampening."
+        )
 
 
 def _check_number(name: str, value: Any) -> None:
