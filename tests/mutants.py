@@ -185,7 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a layer used twice is two layers in the norm",
-        "penalty/gram.py",
+        "penalty/_passes.py",
         "by_weight.setdefault(id(site.weight), []).append(site)",
         "by_weight.setdefault(id(site), []).append(site)",
         "penalty/test_methods.py::test_exact_methods_agree_with_the_hessian",
@@ -283,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "a visit of the input gradient is always waited for",
-        "penalty/gram.py",
+        "penalty/_passes.py",
         "found = [site.input_gradient_node in reached for site in sites]",
         "found = [site.input_gradient_node is not None for site in sites]",
         "penalty/test_gram_terms.py",
@@ -325,14 +325,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         "one pass sums the penalties of micro-batches",
-        "penalty/gram.py",
+        "penalty/_one_pass.py",
         "/ (count * task.scale**2)",
         "/ task.scale**2 * 1",
         "penalty/test_micro_batches.py",
     ),
     mutant(
         "one pass writes buffers for all micro-batches at once",
-        "penalty/_one_pass.py",
+        "penalty/_micro_batch_capture.py",
         "        if args and id(args[0]) in self.buffers and _writes(func):",
         "        if False:",
         "penalty/test_micro_batches.py",

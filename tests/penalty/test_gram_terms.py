@@ -243,7 +243,7 @@ def test_every_step_notices_a_visit_that_does_not_come(monkeypatch: pytest.Monke
 
     penalty = GradientPenalty(model, 0.7, method="gram")
     penalty.backward(closure)
-    monkeypatch.setattr(gram, "_input_gradients_to_come", lambda sites, share: [True] * len(sites))
+    monkeypatch.setattr(gram, "input_gradients_to_come", lambda sites, share: [True] * len(sites))
     with pytest.raises(InputError, match="did not visit all parts of a layer"):
         penalty.backward(closure)
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
-from tacit.penalty import gram
 from tacit.penalty._layers import LinearSite
-from tacit.penalty._one_pass import NotInOnePassError, UsesChangedError
+from tacit.penalty._micro_batch_capture import NotInOnePassError, UsesChangedError
+from tacit.penalty._one_pass import OnePass
 from tacit.penalty._state import RandomState
 from tacit.penalty._task import Outcome, Task
 
@@ -100,10 +100,10 @@ class MicroBatches:
         pieces: Sequence[tuple[Tensor, ...]],
         start: RandomState,
         keep_factors: bool,
-    ) -> gram.OnePass:
+    ) -> OnePass:
         size = len(pieces[0][0])
         batch = [torch.cat(parts).unflatten(0, (len(pieces), size)) for parts in zip(*pieces, strict=True)]
-        attempt = partial(gram.OnePass, task, closure, batch, keep_factors=keep_factors)
+        attempt = partial(OnePass, task, closure, batch, keep_factors=keep_factors)
         try:
             made = attempt(never_sites=self._never_sites)
         except UsesChangedError:
@@ -113,7 +113,7 @@ class MicroBatches:
             raise NotInOnePassError("the closure draws from Python's or numpy's random numbers")
         return made
 
-    def _compare(self, task: Task, attempt: gram.OnePass, start: RandomState, loop: Loop) -> Result:
+    def _compare(self, task: Task, attempt: OnePass, start: RandomState, loop: Loop) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = _Collector(), _Collector()
         attempt.finish(dataclasses.replace(task, deliver=ours), form_weight_gradients=True)

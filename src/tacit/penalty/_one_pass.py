@@ -1,172 +1,113 @@
-"""The losses of all micro-batches from one call of the closure, each as if it had been called with that part alone.
-
-The closure runs under `torch.vmap` over the micro-batches: whatever it computes, it computes for each of them, so a
-loss that is no mean over examples, or one that compares them, stays right. Layers become sites whose tensors have a
-leading axis of micro-batches; every other parameter of the norm is replaced by one copy per micro-batch, so that it has
-one gradient per micro-batch. What vmap cannot do (batch norm's running statistics, `.item()`, checkpointing) raises.
-"""
+"""All micro-batches of a batch at once, up to the outer pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._pytree import tree_map
 
-from tacit.penalty._capture import Capture
-from tacit.penalty._rectify import Rectify
+from tacit._graph import leaf_uses
+from tacit.penalty._compiled import uncompiled
+from tacit.penalty._layers import LinearSite
+from tacit.penalty._micro_batch_capture import (
+    MicroBatchCapture,
+    NotInOnePassError,
+    UsesChangedError,
+    micro_batch_losses,
+)
+from tacit.penalty._passes import (
+    View,
+    can_keep_factors,
+    inner_pass,
+    input_gradients_to_come,
+    outer_pass,
+    site_uses,
+    squared_norm,
+)
+from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._sites import Site
+from tacit.penalty._squared_norms import by_index, uses_gram
+from tacit.penalty._task import Outcome, Task
 
-_functorch: Any = torch._C._functorch
-
-
-class NotInOnePassError(Exception):
-    """The closure does something that cannot be done for all micro-batches at once; the message says what."""
+LARGEST_COPIES = 2**24  # numbers: 64 MB in float32, beside four times the model
 
 
-class UsesChangedError(Exception):
-    """A parameter turned out to be used both at sites and in other ways; the next attempt uses copies of it only."""
+class OnePass:
+    """All micro-batches at once, (1/K) Σₖ (Ĉₖ + (λ/4)‖∇Ĉₖ‖²), up to the outer pass; they are the batch's first axis.
 
-
-class MicroBatchCapture(Capture):
-    """A `Capture` inside `torch.vmap`: sites work on whole tensors, with the micro-batches along the first axis.
-
-    `penalised` parameters that are used in other ways than at sites, or that are in `never_sites`, are replaced by
-    `copies`, one per micro-batch. Buffers may be read and not written: a second micro-batch would see the change.
+    Raises `NotInOnePassError`, or whatever torch raises, where that cannot be done. Parameters that turn out to be used
+    both at sites and in other ways are added to `never_sites`, and `UsesChangedError` asks for a second attempt.
     """
 
     def __init__(
         self,
-        tracked: Iterable[Tensor],
+        task: Task,
+        closure: Callable[..., Tensor],
+        batch: Sequence[Tensor],
         *,
-        micro_batches: int,
-        penalised: Collection[int],
-        never_sites: Collection[int],
-        buffers: Iterable[Tensor],
+        never_sites: set[int],
+        keep_factors: bool = False,
     ) -> None:
-        super().__init__(tracked)
-        self.micro_batches = micro_batches
-        self.penalised, self.never_sites = penalised, never_sites
-        self.buffers = {id(buffer) for buffer in buffers}
-        self.copies: dict[int, Tensor] = {}
-        self.level = 0
+        parameters = list(task.parameters.values())
+        count = len(batch[0])
+        capture = MicroBatchCapture(
+            [parameter for parameter in task.model.parameters() if parameter.requires_grad],
+            micro_batches=count,
+            penalised={id(parameter) for parameter in parameters},
+            never_sites=never_sites,
+            buffers=task.model.buffers(),
+        )
+        with torch.enable_grad(), uncompiled():
+            losses = micro_batch_losses(closure, batch, capture, task.model)
+        refuse_wrong_graphs(losses, exact=True)
+        _refuse_mixed_uses(capture, losses, never_sites)
+        self.sites, self.device = capture.sites, parameters[0].device.type
+        self.factored = [site for site in self.sites if keep_factors and can_keep_factors(site)]
+        view = View(losses.sum(), self.sites, capture.anchor, {}, capture.copies)
+        with torch.autocast(self.device, enabled=False):
+            self.loss = losses.mean()
+            inner_pass(view, parameters, task.scale)
+            _refuse_large_copies(view, parameters, count)
+            self.norm = squared_norm([view], parameters) / (count * task.scale**2)
+        self.coarsest = max(
+            (site.output_gradient.dtype for site in self.sites if site.output_gradient is not None),
+            key=lambda dtype: torch.finfo(dtype).eps,
+            default=self.loss.dtype,
+        )
+        self.outcome = Outcome(self.loss.detach(), self.norm.detach())
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and id(args[0]) in self.buffers and _writes(func):
-            raise NotInOnePassError("the model writes a buffer (batch norm counts its batches)")
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def must_run_as_it_is(self) -> bool:
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            raise NotInOnePassError("the model uses checkpointing or saved-tensor hooks")
-        if _functorch.maybe_current_level() != self.level:
-            raise NotInOnePassError("the closure uses torch.func")
-        return False
-
-    def rectify(self, input: Tensor, inplace: bool = False) -> Tensor | None:
-        if inplace or not isinstance(input, Tensor) or not input.requires_grad:
-            return None
-        whole = self._whole(input)
-        with temporarily_clear_interpreter_stack():
-            return _functorch._add_batch_dim(Rectify.apply(whole), 0, self.level)
-
-    def record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        if id(site.weight) in self.never_sites or (bias is not None and id(bias) in self.never_sites):
-            raise _UsesCopiesError
-        site.micro_batches = self.micro_batches
-        whole = self._whole(inputs)
-        with temporarily_clear_interpreter_stack():
-            outputs = super().record(site, whole, bias)
-        return _functorch._add_batch_dim(outputs, 0, self.level)
-
-    def _site(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        try:
-            return super()._site(func, args, kwargs)
-        except _UsesCopiesError:
-            return None
-
-    def use_otherwise(self, touched: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # a shape or a dtype, not a use
-            return func(*args, **kwargs)
-        args, kwargs = tree_map(self._copy, (args, kwargs))
-        return super().use_otherwise(touched, func, args, kwargs)
-
-    def _copy(self, value: Any) -> Any:
-        """The parameter's copies in place of the parameter, where it is in the norm; anything else as it is."""
-        if not isinstance(value, Tensor) or not self._is_tracked(value):
-            return value
-        parameter = self._parameter(value)
-        if id(parameter) not in self.penalised:
-            return value
-        with temporarily_clear_interpreter_stack():
-            if id(parameter) not in self.copies:
-                self.copies[id(parameter)] = parameter.expand(self.micro_batches, *parameter.shape)
-            copies = self.copies[id(parameter)]
-            return _functorch._add_batch_dim(copies if value is parameter else copies.mT, 0, self.level)
-
-    def _whole(self, tensor: Tensor) -> Tensor:
-        """The tensor with its micro-batches along the first axis; repeated where it is the same for all of them."""
-        value, axis = tensor, None
-        if _functorch.is_batchedtensor(tensor):
-            value, axis = _functorch._unwrap_batched(tensor, self.level)
-        with temporarily_clear_interpreter_stack():
-            if axis is None:
-                return value.expand(self.micro_batches, *value.shape)
-            return value if axis == 0 else value.movedim(axis, 0)
+    def finish(self, task: Task, *, form_weight_gradients: bool = False) -> list[LinearSite]:
+        """The outer pass; returns sites with factors where the caller wants them, unless all gradients are formed."""
+        factored = [] if form_weight_gradients else self.factored
+        comes = input_gradients_to_come(self.sites, self.norm)
+        with torch.autocast(self.device, enabled=False):
+            outer_pass(task, self.loss + task.strength / 4 * self.norm, self.sites, comes, factored)
+        return [site for site in factored if isinstance(site, LinearSite)]
 
 
-class _UsesCopiesError(Exception):
-    pass
+def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:
+    """Every use of a parameter of the norm is a site or goes through its copies, and no parameter has both."""
+    at_sites = site_uses(capture.sites)
+    mixed = {key for key in at_sites if key in capture.copies}
+    for leaf, count in leaf_uses(losses).items():
+        expected = at_sites.get(id(leaf), 0) + (id(leaf) in capture.copies)
+        if id(leaf) in capture.penalised and count != expected:
+            raise NotInOnePassError("a parameter is used where its use cannot be seen")
+    if mixed:
+        never_sites |= mixed
+        raise UsesChangedError
 
 
-def micro_batch_losses(
-    closure: Callable[..., Tensor], batch: Sequence[Tensor], capture: MicroBatchCapture, model: nn.Module
-) -> Tensor:
-    """The loss of each micro-batch; `batch` has them along the first axis."""
-
-    def one(*part: Tensor) -> Tensor:
-        capture.level = _functorch.current_level()
-        with capture:
-            loss = closure(*part)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise NotInOnePassError("the closure does not return a scalar tensor")
-        return loss.reshape(())
-
-    registered = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
-    try:
-        with _no_hidden_loops():
-            losses = torch.vmap(one, randomness="different")(*batch)
-    finally:
-        changed = [(module, buffers) for module, buffers in registered if not _same(module._buffers, buffers)]
-        for module, buffers in changed:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-    if changed:
-        raise NotInOnePassError("the model replaces a buffer")
-    if not losses.requires_grad or not bool(losses.isfinite().all()):
-        raise NotInOnePassError("a loss has no graph or is not finite")
-    return losses
-
-
-@contextmanager
-def _no_hidden_loops() -> Iterator[None]:
-    """Inside, vmap raises where it would loop over micro-batches, one small operation at a time."""
-    enabled = _functorch._is_vmap_fallback_enabled()
-    _functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        _functorch._set_vmap_fallback_enabled(enabled)
-
-
-def _same(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> bool:
-    return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
-
-
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+def _refuse_large_copies(view: View, parameters: Sequence[nn.Parameter], count: int) -> None:
+    """Copies, and weight gradients of single micro-batches, that need more memory than a loop would take time."""
+    wanted = {id(parameter) for parameter in parameters}
+    numbers = sum(copy.numel() for copy in view.copies.values())
+    reached = [site for site in view.sites if site.output_gradient is not None and id(site.weight) in wanted]
+    by_weight: dict[int, list[Site]] = {}
+    for site in reached:
+        by_weight.setdefault(id(site.weight), []).append(site)
+    direct = [sites for sites in by_weight.values() if not (uses_gram(sites) or by_index(sites))]
+    numbers += count * sum(sites[0].weight.numel() for sites in direct)
+    if numbers > LARGEST_COPIES + 4 * sum(parameter.numel() for parameter in parameters):
+        raise NotInOnePassError("the weights are too many to have a gradient for each micro-batch")

@@ -34,10 +34,10 @@ def backward(task: Task) -> Outcome:
     """Exact; one plain gradient and one forward-mode derivative of it."""
     views = Views(task)
     names = {id(parameter): name for name, parameter in task.model.named_parameters()}
-    strangers = [tuple(leaf.shape) for leaf in views.leaves if id(leaf) not in names]
-    if strangers:
+    outside = [tuple(leaf.shape) for leaf in views.leaves if id(leaf) not in names]
+    if outside:
         raise InputError(
-            f"the loss depends on {len(strangers)} trainable tensor(s) outside the model, of shape {strangers[0]}; "
+            f"the loss depends on {len(outside)} trainable tensor(s) outside the model, of shape {outside[0]}; "
             "forward_over_reverse sees the model's own only. Use method='double_backward'."
         )
     products = []

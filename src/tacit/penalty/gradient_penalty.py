@@ -50,7 +50,9 @@ class GradientPenalty:
 
     - `method`: `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`; `auto` is the
       fastest exact one for the model and is replaced by its name in the attribute `method`.
-    - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`.
+    - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`. `gram` calls the closure
+      once, under `torch.vmap`, for all of them where that is possible, and otherwise (batch norm in training mode,
+      `.item()`, checkpointing) once for each, which it logs. Dropout masks are then drawn in another order.
     - `of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
       penalties) or `global_batch` (the penalty of the gradient averaged over workers). On one device both are the same.
     - `check_ranks`: whether workers compare batch sizes and strengths at every step, and stop together when one fails.
