@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.theory import Landscape, corrections, experiments, problems, updates
+from tacit.theory import Landscape, corrections, experiments, experiments_beyond, problems, updates
 from tacit.theory import modified_losses as losses
 from tacit.theory.comparisons import Experiment
 from tacit.theory.flows import flow_at_rates, gradient_flow_field
@@ -113,7 +113,7 @@ def test_the_gamma_factor_of_random_partitions(scape: Landscape, factor: float) 
         gamma = losses.expected_minibatch_variance(8, 2) * losses.gradient_covariance_trace(scape, w)
         return losses.modified_loss_gd(scape, w, learning_rate=e) + factor * e * losses.quarter_of(gamma)
 
-    experiment = experiments.random_partitions(scape, (2, 2, 2, 2), name="", where="")
+    experiment = experiments_beyond.random_partitions(scape, (2, 2, 2, 2), name="", where="")
     assert order_of(experiment, scape, descent(loss)) == pytest.approx(2, abs=0.15)
 
 
@@ -136,7 +136,7 @@ def test_the_two_factors_of_momentum_with_minibatches(orders, full: float, varia
 
     field = descent(loss)
     wrong: Field = lambda w, e: effective * field(w, e)  # noqa: E731
-    experiment = experiments.minibatch_momentum(scape, orders, momentum=beta)
+    experiment = experiments_beyond.minibatch_momentum(scape, orders, momentum=beta)
     assert order_of(experiment, scape, wrong) == pytest.approx(2, abs=0.15)
 
 
@@ -151,7 +151,7 @@ def test_the_first_correction_of_methods_with_memory(scape: Landscape, make, fac
         zeroth, first = memory_corrections(method, w, order=1)[0]
         return zeroth + factor * e * first
 
-    experiment = experiments.memory(scape, "method", method, stiffness=4)
+    experiment = experiments_beyond.memory(scape, "method", method, stiffness=4)
     assert order_of(experiment, scape, wrong) == pytest.approx(2, abs=0.15)
 
 

@@ -42,6 +42,19 @@ EXPECTED = {
     "weight decay inside the norm": 3,
     "weight decay outside the norm": 2,
     "momentum with minibatches": 3,
+    "one order there and back with its ε² term": 4,
+    "random partitions with E φ₂": 4,
+    "Adam, mean over orders against f₀ + εf₁": 3,
+    "AdamW, mean over orders against f₀ + εf₁": 3,
+    "augmentation, mean against ‖E_a ∇Ĉᵃ‖²": 3,
+    "augmentation, mean against E_a ‖∇Ĉᵃ‖²": 2,
+    "fresh orders at a fixed time, mean with φ₂": 3,
+    "fresh orders at a fixed time, covariance": 4,
+    "fresh orders at a fixed time, spread": 1.5,
+    "one order for all epochs, spread over orders": 1,
+    "one order for all epochs, against C̃_SGD": 1,
+    "one order for all epochs, with its commutator": 2,
+    "with replacement at a fixed time, moment closure": 2,
 }
 
 

@@ -21,6 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from tacit.theory import experiments, verification
 
     monkeypatch.setattr(verification, "all_experiments", lambda scape, *rest: [experiments.gradient_descent(scape)])
+    monkeypatch.setattr(verification, "fixed_time_measurements", lambda *_: [])
 
 
 def test_a_problem_is_verified_and_stored(quick: None, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tacit.theory.corrections import (
     sgd_second_correction_estimate,
 )
 from tacit.theory.finite_horizon import resummed_mean
+from tacit.theory.fixed_time import Moments, moments_with_fresh_orders, moments_with_replacement
 from tacit.theory.flow_comparison import FlowComparison, compare_flows
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
@@ -66,6 +67,7 @@ from tacit.theory.updates import (
     extragradient,
     gd_update,
     heavy_ball,
+    mean_adam_epoch,
     mean_epoch,
     mean_sgd_epoch_update,
     nesterov,
@@ -89,6 +91,7 @@ __all__ = [
     "MemoryMethod",
     "ModifiedFlow",
     "ModifiedLoss",
+    "Moments",
     "Orders",
     "Regime",
     "SymbolicFlow",
@@ -123,6 +126,7 @@ __all__ = [
     "largest_stable_learning_rate",
     "largest_stable_strength",
     "loss_difference",
+    "mean_adam_epoch",
     "mean_epoch",
     "mean_iterate",
     "mean_iterate_with_replacement",
@@ -138,6 +142,8 @@ __all__ = [
     "modified_loss_of_penalized_sgd",
     "modified_loss_sgd",
     "modified_loss_sgd_by_variance",
+    "moments_with_fresh_orders",
+    "moments_with_replacement",
     "momentum_variance_factor",
     "nesterov",
     "normalized_gd",

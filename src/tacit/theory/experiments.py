@@ -1,4 +1,4 @@
-"""The statements that `verify` checks: discrete walks, and the flows each is compared with."""
+"""Statements on GD, SGD and n-step SGD: discrete walks, and the flows each is compared with."""
 
 from __future__ import annotations
 
@@ -6,25 +6,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from tacit.theory import corrections as closed
 from tacit.theory import modified_losses as losses
-from tacit.theory import updates
 from tacit.theory.comparisons import Experiment, Rival, descent, ends_of, plus
 from tacit.theory.flows import gradient_flow_field
-from tacit.theory.iterates import heavy_ball_rule, penalized_rule, sgd_rule, walk
+from tacit.theory.iterates import penalized_rule, sgd_rule
 from tacit.theory.landscape import Landscape
-from tacit.theory.logarithm import modified_flow
-from tacit.theory.memory import MemoryMethod, slow_memory
-from tacit.theory.orders import (
-    ENUMERATED_SEQUENCES,
-    Orders,
-    partition_count,
-    sequences_with_replacement,
-    steps_of,
-    steps_of_all_partitions,
-)
+from tacit.theory.orders import ENUMERATED_SEQUENCES, Orders, sequences_with_replacement, steps_of
 
 
 def gradient_descent(scape: Landscape) -> Experiment:
@@ -111,6 +100,7 @@ def fixed_order(scape: Landscape) -> Experiment:
 def mirrored(scape: Landscape) -> Experiment:
     there = torch.arange(scape.batches_per_epoch).unsqueeze(0)
     rows = torch.cat([there, there.flip(1)], dim=1)
+    modified = descent(losses.modified_loss_sgd, scape, learning_rate=1)
     return Experiment(
         "mirrored",
         2 * scape.batches_per_epoch,
@@ -120,7 +110,14 @@ def mirrored(scape: Landscape) -> Experiment:
                 "one order there and back against C̃_SGD",
                 "end of section 2.2",
                 3,
-                descent(losses.modified_loss_sgd, scape, learning_rate=1),
+                modified,
+            ),
+            Rival(
+                "one order there and back with its ε² term",
+                "beyond",
+                4,
+                plus(modified, partial(closed.mirrored_second_correction, scape), power=2),
+                needs_third_derivatives=True,
             ),
         ),
     )
@@ -174,34 +171,6 @@ def with_replacement(scape: Landscape) -> Experiment:
     )
 
 
-def memory(scape: Landscape, name: str, method: MemoryMethod, *, stiffness: float, steps: int = 4) -> Experiment:
-    """Real steps from the slow manifold, so that no transient blurs the order."""
-
-    def ends(rates: Tensor) -> Tensor:
-        points = scape.start.expand(len(rates), -1)
-        memories = vmap(lambda rate: slow_memory(method, scape.start, rate, order=3))(rates)
-        for _ in range(steps):
-            points, memories = vmap(method.step)(points, memories, rates)
-        return points
-
-    return Experiment(
-        name,
-        steps,
-        ends,
-        tuple(
-            Rival(
-                f"{name} against {('f₀', 'f₀ + εf₁', 'f₀ + εf₁ + ε²f₂')[k]}",
-                "beyond",
-                k + 2,
-                modified_flow(method, order=k),
-                needs_third_derivatives=k >= 2,
-            )
-            for k in range(3)
-        ),
-        stiffness=stiffness,
-    )
-
-
 def penalized(scape: Landscape, orders: Orders, *, ratio: float = 4.0) -> Experiment:
     """λ = ratio·ε, so that λ is small with ε and every order is read in ε alone."""
     return Experiment(
@@ -251,76 +220,3 @@ def weight_decay(decayed: Landscape, plain: Landscape, orders: Orders) -> Experi
             ),
         ),
     )
-
-
-def minibatch_momentum(scape: Landscape, orders: Orders, *, momentum: float = 0.5) -> Experiment:
-    """One epoch from a memory that holds its mean, in all orders; the mean of z = ω − ε β/(1−β) buffer."""
-    effective, lag = 1 / (1 - momentum), momentum / (1 - momentum)
-    rule, steps = heavy_ball_rule(scape, momentum=momentum), steps_of(scape, orders.rows)
-
-    def ends(rates: Tensor) -> Tensor:
-        buffer = effective * scape.gradient(scape.start)
-        starts = torch.stack([torch.stack([scape.start + rate * lag * buffer, buffer]) for rate in rates])
-        states = walk(scape, rule, starts, rates, steps)
-        return (states[:, :, 0] - rates[:, None, None] * lag * states[:, :, 1]).mean(1)
-
-    loss = partial(losses.modified_loss_momentum, momentum=momentum)
-    own = descent(loss, scape, effective_learning_rate=effective)
-    return Experiment(
-        "momentum",
-        scape.batches_per_epoch,
-        ends,
-        (
-            # The loss is in units of the effective rate, the clock in units of the bare one.
-            Rival("momentum with minibatches", "beyond", 3, lambda w, rate: effective * own(w, rate)),
-        ),
-        stiffness=effective,
-    )
-
-
-def random_partitions(scape: Landscape, sizes: tuple[int, ...], *, name: str, where: str) -> Experiment:
-    count = partition_count(scape.train_size, sizes)
-    too_many = count > ENUMERATED_SEQUENCES
-    steps = [torch.zeros(1, 1, dtype=torch.long)] if too_many else steps_of_all_partitions(scape.train_size, sizes)
-    loss = partial(losses.expected_modified_loss_sgd, updates_per_epoch=len(sizes))
-    reason = f"{count} partitions are too many to enumerate" if too_many else ""
-    return Experiment(
-        name,
-        len(sizes),
-        ends_of(scape, sgd_rule(scape), steps),
-        (Rival(name, where, 3, descent(loss, scape, learning_rate=1)),),
-        not_measured=reason
-        if scape.separable
-        else "the minibatches do not cover the examples, or the model mixes them",
-    )
-
-
-def all_experiments(scape: Landscape, decayed: Landscape, orders: Orders) -> list[Experiment]:
-    size = len(scape.batches[0])
-    uneven = _uneven_sizes(scape.train_size)
-    return [
-        gradient_descent(scape),
-        mean_sgd(scape, orders),
-        fixed_order(scape),
-        mirrored(scape),
-        nstep(scape, orders, 2),
-        nstep(scape, orders, 4),
-        with_replacement(scape),
-        random_partitions(
-            scape, (size,) * scape.batches_per_epoch, name="random partitions against E C̃_SGD", where="Eq. 22"
-        ),
-        random_partitions(scape, uneven, name="uneven partitions against E C̃_SGD", where="beyond"),
-        memory(scape, "heavy ball", updates.heavy_ball(scape, momentum=0.5), stiffness=4),
-        memory(scape, "Nesterov", updates.nesterov(scape, momentum=0.5), stiffness=4),
-        memory(scape, "Adam", updates.adam(scape, beta1=0.5, beta2=0.6, delta=0.1), stiffness=4),
-        penalized(scape, orders),
-        weight_decay(decayed, scape, orders),
-        minibatch_momentum(scape, orders),
-    ]
-
-
-def _uneven_sizes(train_size: int) -> tuple[int, ...]:
-    """Minibatches of one size and a smaller last one: (3, 3, 2) for eight examples."""
-    batch_size = max(2, -(-train_size // 3))
-    full, rest = divmod(train_size, batch_size)
-    return (batch_size,) * full + ((rest,) if rest else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +15,16 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.batching import all_orders
 from tacit.problem import Problem
+from tacit.theory.coefficients import MOMENTUM, RADIUS, is_negative, joined, latex_of, superscript, text_of
 from tacit.theory.landscape import Landscape, Parameters, derivative, view
 from tacit.theory.logarithm import logarithm_weights
 from tacit.theory.polynomials import Polynomial, discounted_sum, running_sum
-from tacit.theory.trees import Coefficient, Tree, TreeSeries, free_sums, indices, tree_latex, tree_text
+from tacit.theory.trees import Coefficient, Tree, TreeSeries, free_sums, indices, nodes, tree_latex, tree_text
 
 METHODS = ("gd", "nstep", "sgd", "heavy_ball", "nesterov")
-Algorithm = Callable[[TreeSeries, Callable[..., TreeSeries]], TreeSeries]
-VULGAR = {Fraction(1, 2): "½", Fraction(1, 3): "⅓", Fraction(2, 3): "⅔", Fraction(1, 4): "¼", Fraction(3, 4): "¾",
-          Fraction(1, 5): "⅕", Fraction(1, 6): "⅙", Fraction(5, 6): "⅚", Fraction(1, 8): "⅛"}  # fmt: skip
+# f'f = ∇(½‖∇C‖²), and its mean over minibatches.
+SQUARES = {"f'f": "‖∇C‖²", "fᵢ'fᵢ": "⟨‖∇Ĉᵢ‖²⟩", "fᵢ'fⱼ": "m‖∇C‖²"}
+Algorithm = Callable[..., TreeSeries]  # (point, step) or (point, step, probe) -> next point
 
 
 @dataclass(frozen=True)
@@ -51,36 +53,68 @@ class SymbolicFlow:
     def __str__(self) -> str:
         symbol = "φ" if self.averaged else "f"
         return "\n".join(
-            f"{symbol}{'₀₁₂₃₄₅₆₇₈₉'[k]} = {_joined([self._term(t, c) for t, c in _by_rank(terms)])}"
+            f"{symbol}{'₀₁₂₃₄₅₆₇₈₉'[k]} = {joined([self._term(t, c) for t, c in _by_rank(terms)], minus='−')}"
             for k, terms in enumerate(self.terms)
         )
 
     def latex(self) -> str:
-        """The same as LaTeX lines, one per correction."""
-        symbol = r"\phi" if self.averaged else r"\tilde f"
-        return "\n".join(
-            f"{symbol}_{k} &= {_joined([self._latex_term(t, c) for t, c in _by_rank(terms)])} \\\\"
+        """The same as LaTeX, one `aligned` block that compiles inside a formula (amsmath)."""
+        symbol = r"\phi" if self.averaged else r"\tilde{f}"
+        lines = [
+            f"{symbol}_{{{k}}} &= {joined([self._latex_term(t, c) for t, c in _by_rank(terms)], minus='-')}"
             for k, terms in enumerate(self.terms)
-        )
+        ]
+        return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
-    def _term(self, t: Tree, coefficient: Coefficient) -> str:
-        sign, size = _split_sign(coefficient)
-        text = tree_text(t, indexed=self.averaged)
+    def _repr_latex_(self) -> str:
+        """What a notebook shows."""
+        return f"$\\displaystyle {self.latex()}$"
+
+    def modified_loss(self) -> str:
+        """The loss that f₀ + εf₁ descends, to first order in ε and ρ: C − (c/2a) ‖∇C‖² for f₀ = a f and f₁ = c f'f.
+
+        Every method of this module has one, because f = −∇C and f'f = ∇(½‖∇C‖²). It is descended at a times the rate.
+
+        >>> modified_flow_symbolic("gd", order=1).modified_loss()
+        'C + ¼ ε‖∇C‖²'
+        >>> modified_flow_symbolic("sgd", order=1).modified_loss()
+        'C + ¼ ε⟨‖∇Ĉᵢ‖²⟩'
+        """
+        if self.order < 1:
+            raise InputError("the flow has order 0; expected at least 1, where a modified loss begins.")
+        speed = self.coefficient(0, "fᵢ" if self.averaged else "f")
+        parts = []
+        for k, name in ((1, "ε"), (0, "")):
+            for text, norm in SQUARES.items():
+                found = self.coefficient(k, text)
+                if found != 0:
+                    share = -found / (2 * speed)
+                    size = text_of(share if isinstance(share, Fraction) else _simplified(share))
+                    parts.append((is_negative(share), f"{size} {name}{norm}".strip() if name else f"{size}{norm}"))
+        return joined([(False, "C"), *parts], minus="−")
+
+    def _term(self, t: Tree, coefficient: Coefficient) -> tuple[bool, str]:
+        text, size = tree_text(t, indexed=self.averaged), text_of(coefficient)
         if self.averaged:
             extra = len(indices(t)) - 1
-            text = {0: "", 1: "m"}.get(extra, f"m^{extra}") + f"⟨{text}⟩"
-        return f"{sign} {'' if size == '1' else size + ' '}{text}"
+            text = (f"m{superscript(extra)}" if extra else "") + f"⟨{text}⟩"
+        return is_negative(coefficient), f"{size} {text}".strip()
 
-    def _latex_term(self, t: Tree, coefficient: Coefficient) -> str:
-        sign, _ = _split_sign(coefficient)
-        text = tree_latex(t, indexed=self.averaged)
+    def _latex_term(self, t: Tree, coefficient: Coefficient) -> tuple[bool, str]:
+        text, size = tree_latex(t, indexed=self.averaged), latex_of(coefficient)
         if self.averaged:
             extra = len(indices(t)) - 1
-            text = {0: "", 1: "m "}.get(extra, f"m^{extra} ") + rf"\langle {text} \rangle"
-        return f"{sign.replace('−', '-')} {_latex_size(coefficient)}{text}"
+            factor = {0: "", 1: "m "}.get(extra, f"m^{{{extra}}} ")
+            text = rf"{factor}\langle {text} \rangle"
+        return is_negative(coefficient), f"{size} {text}".strip()
 
-    def evaluate(self, problem: Problem | Landscape, parameters: Parameters = None) -> list[Tensor]:
-        """[f₀(ω), …, f_K(ω)] for a problem, from the fractions: slow, and independent of the automatic ones."""
+    def evaluate(
+        self, problem: Problem | Landscape, parameters: Parameters = None, *, radius: float | None = None
+    ) -> list[Tensor]:
+        """[f₀(ω), …, f_K(ω)] for a problem, from the fractions: slow, and independent of the automatic ones.
+
+        A step with a `probe` needs the value of its ρ, `radius`.
+        """
         scape, w = view(problem, parameters)
         batches = scape.batches_per_epoch if self.averaged else 1
         found = []
@@ -88,7 +122,9 @@ class SymbolicFlow:
             total = torch.zeros_like(w)
             for t, c in terms.items():
                 used = indices(t)
-                weight = float(c) * (batches ** (len(used) - 1) / batches ** len(used) if self.averaged else 1.0)
+                weight = _value(c, radius) * (
+                    batches ** (len(used) - 1) / batches ** len(used) if self.averaged else 1.0
+                )
                 for chosen in itertools.product(range(batches), repeat=len(used)):
                     picked = dict(zip(used, chosen, strict=True)) if self.averaged else {}
                     total = total + weight * _differential(scape, w, t, picked)
@@ -107,7 +143,8 @@ def modified_flow_symbolic(
 
     `gd`, `nstep` (with `inner_steps`), `sgd` (the mean over orders; with `inner_steps`, n-step SGD), `heavy_ball` and
     `nesterov` (a `momentum`, or none for the symbol β). Or any algorithm that is made of points and evaluations:
-    a function of (point, step) where step(p) is ε f(p).
+    a function of (point, step) where step(p) is ε f(p), or of (point, step, probe) where probe(p) is ρ f(p) with a ρ
+    that does not depend on ε. Then all terms up to `order` in ε and ρ together are kept.
 
     >>> print(modified_flow_symbolic("gd", order=2))
     f₀ = f
@@ -117,11 +154,14 @@ def modified_flow_symbolic(
     f₀ = f
     f₁ = 0
     f₂ = − ⅙ f'f'f − 1/24 f''[f,f]
+    >>> print(modified_flow_symbolic(lambda p, step, probe: p + step(p - probe(p)), order=1))   # SAM, unnormalized
+    f₀ = f − ρ f'f
+    f₁ = − ½ f'f
     """
     if order < 0 or inner_steps < 1:
         raise InputError(f"order={order} and inner_steps={inner_steps}; expected order >= 0 and inner_steps >= 1.")
     if callable(method):
-        return SymbolicFlow("own", _logarithm(lambda p: method(p, TreeSeries.evaluate), order))
+        return SymbolicFlow("own", _own(method, order))
     if method not in METHODS:
         raise InputError(f"method={method!r} is unknown; use one of {', '.join(METHODS)}, or a function.")
     if method in ("heavy_ball", "nesterov"):
@@ -129,6 +169,40 @@ def modified_flow_symbolic(
     if method == "sgd":
         return SymbolicFlow(method, _mean_sgd(order, inner_steps), averaged=True)
     return SymbolicFlow(method, _logarithm(lambda p: _inner(p, 0, inner_steps), order))
+
+
+def _own(method: Algorithm, order: int) -> tuple[dict[Tree, Coefficient], ...]:
+    if len(inspect.signature(method).parameters) < 3:
+        return _logarithm(lambda p: method(p, TreeSeries.evaluate), order)
+    import sympy
+
+    # A tree of n nodes stands for εⁿ. A probe has ρ in place of one ε, so its coefficient carries r = ρ/ε, and rʲ moves
+    # a tree of n nodes from f_{n−1} to f_{n−1−j}, with ρʲ.
+    ratio, rho = sympy.Symbol("r"), sympy.Symbol(RADIUS)
+    raw = _logarithm(lambda p: method(p, TreeSeries.evaluate, lambda q: ratio * q.evaluate()), order)
+    found: list[dict[Tree, Coefficient]] = [{} for _ in range(order + 1)]
+    for size, terms in enumerate(raw, start=1):
+        for t, c in terms.items():
+            for (power,), factor in sympy.Poly(sympy.expand(c), ratio).terms():
+                if size - 1 - power < 0:
+                    raise InputError("the algorithm moves by a probe alone; expected every move to contain a step.")
+                if factor != 0:
+                    exact = Fraction(int(factor.p), int(factor.q))
+                    found[size - 1 - power][t] = exact if power == 0 else sympy.Rational(exact) * rho**power
+    return tuple(found)
+
+
+def _value(coefficient: Coefficient, radius: float | None) -> float:
+    if isinstance(coefficient, Fraction):
+        return float(coefficient)
+    import sympy
+
+    names = {str(symbol) for symbol in coefficient.free_symbols}
+    if RADIUS in names and radius is None:
+        raise InputError("the flow contains ρ; expected its value, radius=….")
+    if MOMENTUM in names:
+        raise InputError("the flow contains the symbol β; expected a flow made with a number, momentum=….")
+    return float(coefficient.subs(sympy.Symbol(RADIUS), radius or 0.0))
 
 
 def _inner(point: TreeSeries, colour: int, inner_steps: int) -> TreeSeries:
@@ -186,7 +260,7 @@ def _momentum(momentum: Fraction | float | None) -> Coefficient:
     if momentum is None:
         import sympy
 
-        return sympy.Symbol("β")
+        return sympy.Symbol(MOMENTUM)
     exact = Fraction(momentum).limit_denominator(10**9)
     if not 0 <= exact < 1:
         raise InputError(f"momentum={momentum}; expected 0 <= momentum < 1.")
@@ -211,53 +285,9 @@ def _differential(scape: Landscape, w: Tensor, t: Tree, picked: dict[int, int]) 
 
 
 def _by_rank(terms: dict[Tree, Coefficient]) -> list[tuple[Tree, Coefficient]]:
-    """Fewer indices first, then chains before bushes."""
-    return sorted(terms.items(), key=lambda item: (len(indices(item[0])), _bushiness(item[0]), item[0]))
+    """Fewer indices first, then fewer nodes, then chains before bushes."""
+    return sorted(terms.items(), key=lambda item: (len(indices(item[0])), nodes(item[0]), _bushiness(item[0]), item[0]))
 
 
 def _bushiness(t: Tree) -> list[int]:
     return [len(t[1]), *itertools.chain.from_iterable(_bushiness(child) for child in t[1])]
-
-
-def _split_sign(coefficient: Coefficient) -> tuple[str, str]:
-    """The sign as a word of the sentence, and the size as text."""
-    if isinstance(coefficient, Fraction):
-        size = abs(coefficient)
-        return ("−" if coefficient < 0 else "+"), VULGAR.get(size, str(size))
-    sign, above, below, power = _over_one_minus(coefficient)
-    raised = "" if power == 1 else "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(power))
-    divisor = "(1−β)" + raised if below == 1 else f"({below}(1−β){raised})"
-    top = str(above) if above.is_number else f"({above})"
-    return sign, f"{top}/{divisor}".replace("**", "^").replace("*", "").replace(" - ", " − ")
-
-
-def _latex_size(coefficient: Coefficient) -> str:
-    if isinstance(coefficient, Fraction):
-        size = abs(coefficient)
-        if size == 1:
-            return ""
-        return f"{size.numerator} " if size.denominator == 1 else rf"\tfrac{{{size.numerator}}}{{{size.denominator}}} "
-    import sympy
-
-    _, above, below, power = _over_one_minus(coefficient)
-    text = sympy.latex(above).replace("β", r"\beta")
-    return rf"\frac{{{text}}}{{{'' if below == 1 else below}(1-\beta)^{power}}} "
-
-
-def _over_one_minus(coefficient: Coefficient) -> tuple[str, Coefficient, int, int]:
-    """Sign, numerator, number and power k of a rational function of β written over number·(1−β)^k."""
-    import sympy
-
-    beta = sympy.Symbol("β")
-    above, below = sympy.fraction(sympy.factor(coefficient))
-    number, factors = sympy.factor_list(below)
-    power = sum(k for base, k in factors if base == beta - 1)
-    above = sympy.expand(above * (-1) ** power)
-    negative = bool(sympy.Poly(above, beta).TC() < 0) if above.has(beta) else bool(above < 0)
-    return ("−" if negative else "+"), (-above if negative else above), int(number), power
-
-
-def _joined(terms: list[str]) -> str:
-    if not terms:
-        return "0"
-    return " ".join(terms).removeprefix("+ ")

@@ -196,8 +196,17 @@ def runge_kutta(problem: Problem | Landscape) -> Update:
     return update
 
 
-def _mean_adam(problem: Problem | Landscape, weight_decay: float) -> MemoryEpoch:
-    return mean_epoch(problem, adam_rule(beta1=0.5, beta2=0.6, delta=0.1, weight_decay=weight_decay), slots=2)
+def mean_adam_epoch(
+    problem: Problem | Landscape,
+    *,
+    beta1: float = 0.5,
+    beta2: float = 0.6,
+    delta: float = 0.1,
+    weight_decay: float = 0.0,
+) -> MemoryEpoch:
+    """One epoch of Adam on minibatches, or of AdamW with a weight decay, averaged over all their orders."""
+    rule = adam_rule(beta1=beta1, beta2=beta2, delta=delta, weight_decay=weight_decay)
+    return mean_epoch(problem, rule, slots=2)
 
 
 # What `tacit verify --update NAME` takes. Memories are short (β = 0.5): the series of a long one converges later.
@@ -207,8 +216,8 @@ EXAMPLES: dict[str, Callable[[Landscape], Update | WithMemory]] = {
     "nesterov": partial(nesterov, momentum=0.5),
     "adam": partial(adam, beta1=0.5, beta2=0.6, delta=0.1),
     "adamw": partial(adam, beta1=0.5, beta2=0.6, delta=0.1, weight_decay=0.3),
-    "adam_over_orders": partial(_mean_adam, weight_decay=0.0),
-    "adamw_over_orders": partial(_mean_adam, weight_decay=0.3),
+    "adam_over_orders": mean_adam_epoch,
+    "adamw_over_orders": partial(mean_adam_epoch, weight_decay=0.3),
     "sam": sam,
     "shrinking_sam": shrinking_sam,
     "normalized_gd": normalized_gd,

@@ -12,11 +12,12 @@ from tacit._errors import InputError
 from tacit.problem import Problem
 from tacit.theory import problems
 from tacit.theory.comparisons import Experiment, Rival, learning_rates_below
-from tacit.theory.experiments import all_experiments
+from tacit.theory.fixed_time import LARGEST
 from tacit.theory.flows import flow_at_rates
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.landscape import Landscape
 from tacit.theory.orders import orders_of
+from tacit.theory.statements import Measurement, all_experiments, fixed_time_measurements
 from tacit.theory.study import ConvergenceStudy, Finding, finding_of
 from tacit.theory.validity import curvature
 
@@ -47,7 +48,8 @@ def verify(
     warn_if_not_smooth(scape)
     third = _third_derivatives_problem(scape)
     orders = orders_of(scape.batches_per_epoch, samples=samples)
-    largest = REACH / (scape.batches_per_epoch * curvature(scape))
+    largest_curvature = curvature(scape)
+    largest = REACH / (scape.batches_per_epoch * largest_curvature)
     findings: list[Finding] = []
     for experiment in all_experiments(scape, _with_weight_decay(scape), orders):
         rivals = [rival for rival in experiment.rivals if only is None or only in rival.statement]
@@ -66,6 +68,9 @@ def verify(
                 reason = "with one minibatch C̃_SGD is C̃_GD and there is one order: nothing to tell apart"
             errors = () if reason or ends is None else _errors(scape, experiment, rival, rates, ends)
             findings.append(_finding(rival, name, rates, errors, reason))
+    for measurement in fixed_time_measurements(scape, largest_curvature):
+        if only is None or only in measurement.statement:
+            findings.append(_measured(scape, measurement, name, third))
     if not findings:
         raise InputError(f"only={only!r} matches no statement; see `tacit verify` for all of them.")
     return ConvergenceStudy(tuple(findings))
@@ -82,6 +87,19 @@ def verify_all(names: Sequence[str] = tuple(problems.PROBLEMS)) -> ConvergenceSt
 def _errors(scape: Landscape, experiment: Experiment, rival: Rival, rates: Tensor, ends: Tensor) -> tuple[float, ...]:
     reached = flow_at_rates(rival.field, scape.start, rates, updates=experiment.updates, vectorize=scape.vectorizes)
     return tuple((ends - reached).norm(dim=1).tolist())
+
+
+def _measured(scape: Landscape, measurement: Measurement, name: str, third: str) -> Finding:
+    reason = third if measurement.needs_third_derivatives else ""
+    if scape.batches_per_epoch < 2:
+        reason = "with one minibatch there is one order and one draw"
+    elif not scape.separable or scape.train_size % 2:
+        reason = "the examples cannot be dealt into two minibatches of one size"
+    elif scape.size > LARGEST:
+        reason = f"{scape.size} parameters are more than the {LARGEST} for which a covariance is integrated"
+    errors = () if reason else tuple(measurement.error(rate) for rate in measurement.rates)
+    rates = measurement.rates if errors else ()
+    return finding_of(Finding(measurement.statement, measurement.where, measurement.order, name, rates, errors, reason))
 
 
 def _finding(rival: Rival, name: str, rates: Tensor, errors: tuple[float, ...], reason: str) -> Finding:
