@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacit._errors import InputError
+from tacit.cli._output_file import check_output_file
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,7 @@ def explore(
     from tacit._files import write_atomically
     from tacit.explore import collapse_page, explore_page
 
-    if into is not None and into.suffix != ".html":
-        raise InputError(f"--into {str(into)!r} ends in {into.suffix!r}; expected a file that ends in .html.")
+    check_output_file("--into", into, endings=(".html",))
     if rows:
         from tacit.report import read_parts
 

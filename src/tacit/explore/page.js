@@ -103,7 +103,7 @@ function change(values) {
   draw();
 }
 
-function answerTo(event, values) {
+function answer(values) {
   const began = performance.now();
   change(values);
   answers.push(performance.now() - began);
@@ -180,14 +180,14 @@ function buildControls() {
     );
     $(key).addEventListener("input", (event) => {
       const value = Number(event.target.value);
-      answerTo(event, { [key]: choices ? choices[value] : value });
+      answer({ [key]: choices ? choices[value] : value });
     });
   }
   const options = ORDERS.map(([value, text]) => `<option value="${value}">${text}</option>`).join("");
   const row = `<div class="row"><label for="order">order of minibatches</label><select id="order">${options}</select></div>`;
   $("sliders").insertAdjacentHTML("beforeend", row);
-  $("order").addEventListener("input", (event) => answerTo(event, { order: event.target.value }));
-  $("time").addEventListener("input", (event) => answerTo(event, { time: Number(event.target.value) }));
+  $("order").addEventListener("input", (event) => answer({ order: event.target.value }));
+  $("time").addEventListener("input", (event) => answer({ time: Number(event.target.value) }));
   for (const { key, text, colour, shape } of CURVES) {
     const ink = `var(--${colour ?? `c-${key}`})`;
     $("legend").insertAdjacentHTML("beforeend", `<li><label><input type="checkbox" id="show-${key}">${swatch(shape, ink)}<span>${text}</span></label></li>`);
