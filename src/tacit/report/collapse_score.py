@@ -66,14 +66,16 @@ def quadratic_form(matrix: Array, means: Array, variances: Array, *, freedom: in
 
     E[yᵀMy] = μᵀMμ + tr(MΣ),   var[yᵀMy] = 4 μᵀMΣMμ + 2 tr(MΣMΣ)
 
-    `matrix` must give 0 for equal heights, so that the seeds' own effects cancel.
+    Σ is known to `freedom` degrees of freedom, so taking tr(MΣ) away adds a variance of 2 tr(MΣ)²/freedom. `matrix`
+    must give 0 for equal heights, so that the seeds' own effects cancel.
     """
     noise = matrix * variances  # MΣ
     value = float(means @ matrix @ means - np.trace(noise))
     both = float(np.trace(noise @ noise))
     pushed = matrix @ means
-    signal = max(float(pushed @ (variances * pushed)) - both, 0.0)
-    error = math.sqrt(4 * signal + 2 * both)
+    # Too large by tr(MΣMΣ) on average, which is kept: without it, intervals cover 92 % instead of 94.
+    signal = float(pushed @ (variances * pushed))
+    error = math.sqrt(4 * signal + 2 * both + 2 * float(np.trace(noise)) ** 2 / max(freedom, 1))
 
     def ends(level: float) -> tuple[float, float]:
         width = error * student(level, freedom)

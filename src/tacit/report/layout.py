@@ -17,7 +17,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtrc, ndtri
+from scipy.optimize import brentq
+from scipy.special import digamma, fdtrc, ndtri, polygamma
 
 from tacit._errors import InputError
 from tacit.report.numbers import Array, Number, student, unknown
@@ -108,10 +109,21 @@ class Layout:
 
     @cached_property
     def variances(self) -> tuple[Array, Array]:
-        """The variance of one run at each point, and the degrees of freedom it is known to."""
+        """The variance of one run at each point, and the degrees of freedom it is known to.
+
+        Pooled points share one variance as far as their own look alike; where these differ more than chance would let
+        them, each is drawn towards the common one (Smyth 2004, as in limma) instead of being replaced by it.
+        """
         pool = self.pooled_points
         variance, freedom = _residual_variance([self.cells[k] for k in pool]) if pool else (math.nan, 0)
         found, known = np.full(len(self.cells), variance), np.full(len(self.cells), float(freedom))
+        if len(pool) > 2 and variance > 0:
+            own = [self._beside(index, [k for k in pool if k != index]) for index in pool]
+            prior = prior_freedom([each / (1 + 1 / (len(pool) - 1)) for each, _ in own], [count for _, count in own])
+            for index, (each, count) in zip(pool, own, strict=True):
+                share = 0.0 if math.isinf(prior) else count / (prior + count)
+                found[index] = (1 - share) * variance + share * each
+                known[index] = min(prior + count, freedom)
         for index, cell in enumerate(self.cells):
             if index not in pool and len(cell) > 1:
                 own, own_freedom = self._beside(index, pool)
@@ -236,7 +248,7 @@ class Layout:
         shares = self._weights(target) ** 2 * run_variances[self._point_of_run]
         parts = {k: float(shares[self._point_of_run == k].sum()) for k in range(len(self.cells))}
         pooled = [k for k in parts if k in self.pooled_points]
-        groups = [(sum(parts[k] for k in pooled), float(self.freedom))] if pooled else []
+        groups = [(sum(parts[k] for k in pooled), float(min(known[k] for k in pooled)))] if pooled else []
         groups += [(parts[k], float(known[k])) for k in parts if k not in self.pooled_points]
         groups = [(part, freedom) for part, freedom in groups if part > 0]
         if not groups or any(freedom < 1 for _, freedom in groups):
@@ -264,6 +276,22 @@ def layout(cells: Sequence[Cell | Array], trains: Sequence[bool] | None = None) 
     """Grid points as cells; a bare array holds the runs of seeds 0, 1, 2, … in that order."""
     made = tuple(each if isinstance(each, Cell) else Cell(tuple(range(len(each))), each) for each in cells)
     return Layout(made, tuple(trains) if trains is not None else (True,) * len(made))
+
+
+def prior_freedom(variances: Sequence[float], freedoms: Sequence[int]) -> float:
+    """How many degrees of freedom the common variance is worth beside each point's own; infinite if they look alike.
+
+    The logarithm of a variance known to d degrees of freedom scatters by ψ₁(d/2); what its values scatter beyond that,
+    by ψ₁(d₀/2), is real difference. ψ₁ is the trigamma function.
+    """
+    logs = [
+        math.log(max(variance, 1e-300)) - float(digamma(d / 2)) + math.log(d / 2)
+        for variance, d in zip(variances, freedoms, strict=True)
+    ]
+    beyond = float(np.var(logs, ddof=1)) - float(np.mean([polygamma(1, d / 2) for d in freedoms]))
+    if beyond <= 0:
+        return math.inf
+    return 2 * float(brentq(lambda half: float(polygamma(1, half)) - beyond, 1e-6, 1e9))
 
 
 def _design(cells: Sequence[Cell]) -> Array:
