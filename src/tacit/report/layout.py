@@ -118,11 +118,12 @@ class Layout:
         variance, freedom = _residual_variance([self.cells[k] for k in pool]) if pool else (math.nan, 0)
         found, known = np.full(len(self.cells), variance), np.full(len(self.cells), float(freedom))
         if len(pool) > 2 and variance > 0:
-            own = [self._beside(index, [k for k in pool if k != index]) for index in pool]
-            prior = prior_freedom([each / (1 + 1 / (len(pool) - 1)) for each, _ in own], [count for _, count in own])
-            for index, (each, count) in zip(pool, own, strict=True):
+            each_own = [self._beside(index, [k for k in pool if k != index]) for index in pool]
+            wider = 1 + 1 / (len(pool) - 1)  # the others' mean at a seed scatters too
+            prior = prior_freedom([each / wider for each, _ in each_own], [count for _, count in each_own])
+            for index, (each, count) in zip(pool, each_own, strict=True):
                 share = 0.0 if math.isinf(prior) else count / (prior + count)
-                found[index] = (1 - share) * variance + share * each
+                found[index] = (1 - share) * variance + share * each / wider
                 known[index] = min(prior + count, freedom)
         for index, cell in enumerate(self.cells):
             if index not in pool and len(cell) > 1:
