@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TRAINERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-slow lint bench integrations mutants package clean
+.PHONY: help setup reproduce check test test-slow lint bench integrations mutants package clean
 
 help:             ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -20,6 +20,19 @@ $(STAMP): pyproject.toml constraints.txt
 
 reproduce: $(STAMP) ## every figure of the paper on a small task, with verdicts: about 5 minutes on 2 cores
 	$(BIN)/tacit reproduce
+
+# The core: what every change may break, and little that waits for processes. Under 90 seconds on two cores.
+CORE := tests/test_layers.py tests/test_architecture.py tests/test_notation.py tests/test_random.py \
+        tests/test_batching.py tests/test_schedules.py tests/test_nstep.py tests/test_convert.py tests/test_problem.py \
+        tests/test_files.py tests/test_arguments.py tests/penalty/test_methods.py tests/theory/test_modified_losses.py \
+        tests/studies/describe/test_study.py tests/studies/train/test_batched_mlp.py tests/studies/store/test_folder.py \
+        tests/studies/store/test_shared_runs.py
+
+check: $(STAMP)   ## lint, types and the core of the tests, for every commit: under 90 seconds
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(CORE)
 
 test: $(STAMP)    ## the default test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
