@@ -280,3 +280,11 @@ def test_the_rounding_of_bfloat16_is_no_missing_term(seed: int) -> None:
         GradientPenalty(model, 0.7, method="gram").backward(
             lambda: F.cross_entropy(model(inputs).reshape(-1, 3), targets)
         )
+
+
+def test_two_views_with_gradients_at_right_angles_are_no_missed_use() -> None:
+    """⟨∇Ĉᵃ, ∇Ĉᵇ⟩ is rounding here, beside squares of order one."""
+    model = nn.Linear(8, 1)
+    first, second = torch.eye(8)[:1].expand(40, 8), torch.eye(8)[1:2].expand(40, 8)
+    penalty = GradientPenalty(model, 0.7, method="gram", exclude="bias")
+    penalty.backward(lambda: model(first).square().mean(), second_view=lambda: model(second + 1e-7).square().mean())
