@@ -93,6 +93,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     import distributed_faults  # noqa: F401  # they put themselves into SCENARIOS
     import distributed_loss  # noqa: F401
     import distributed_scenarios  # noqa: F401
+    import distributed_shards  # noqa: F401
 
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / f"store-{world}"), world)

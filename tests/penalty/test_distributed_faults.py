@@ -24,7 +24,7 @@ REFUSALS = {
     "refused: optimizer in backward": "an optimizer inside backward",
     "refused: sync batch norm": "layer '1' is a SyncBatchNorm",
     "refused: global batch without ddp": "called no DistributedDataParallel",
-    "refused: fsdp2": r"fully_shard \(FSDP2\).*Use DistributedDataParallel",
+    "refused: fsdp2": r"fully_shard \(FSDP2\).*method='double_backward' needs.*Use method='finite_difference'",
     "refused: fsdp1": r"FullyShardedDataParallel \(FSDP\).*Use DistributedDataParallel",
     "refused: replicate": r"went through replicate.*Use DistributedDataParallel",
     "refused: tensor parallel": "'0.weight' is a DTensor.*Use DistributedDataParallel",

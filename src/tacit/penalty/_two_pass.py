@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,21 @@ class Views:
                 gradients.append(torch.zeros_like(leaf))
         return gradients
 
+    # -- what differs where a worker holds a shard of every parameter (`_shards`) ------------------------------------
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The length of one vector in parts."""
+        return torch.stack(torch._foreach_norm(list(tensors))).norm()
+
+    def parameter_norm(self) -> float:
+        return float(self.norm([parameter.detach() for parameter in self.reached]))
+
+    def moved(self, direction: Sequence[Tensor], distance: float) -> AbstractContextManager[None]:
+        return moved(self.reached, direction, distance)
+
+    def deliver(self, results: list[Tensor]) -> None:
+        (self.task.deliver or torch.autograd.backward)(self.leaves, results)
+
+    # -----------------------------------------------------------------------------------------------------------------
     def loss(self) -> Tensor:
         return torch.stack([loss.detach() for loss in self.losses]).mean()
 
@@ -90,11 +105,11 @@ class Views:
         if self._inner_product is not None:
             return self._inner_product
         if len(self.directions) == 1:
-            return _norm(self.directions[0]).square()
+            return self.norm(self.directions[0]).square()
         return total((a * b).sum() for a, b in zip(*self.directions, strict=True))
 
     def direction_norms(self) -> list[float]:
-        return [float(_norm(direction)) for direction in self.directions]
+        return [float(self.norm(direction)) for direction in self.directions]
 
     def curvature_products(self, distances: Sequence[float], *, central: bool) -> list[Tensor]:
         """H g for one view; ½(Hᵃgᵇ + Hᵇgᵃ) for two; each along the other view's gradient, moved by distance · g."""
@@ -121,16 +136,17 @@ class Views:
         halves = [distance / 2 for distance in distances]
         ahead, behind = (self.curvature_products(half, central=False) for half in (halves, [-h for h in halves]))
         half = [(a + b) / 2 for a, b in zip(ahead, behind, strict=True)] if central else ahead
-        apart = _norm([a - b for a, b in zip(products, half, strict=True)])
+        apart = self.norm([a - b for a, b in zip(products, half, strict=True)])
         # Where the difference is mostly 1/s times a jump, only its extrapolation has the size of the product itself.
-        extrapolated = _norm([2 * a - b for a, b in zip(products, half, strict=True)])
-        size = float(min(_norm(products), _norm(half), extrapolated))
+        extrapolated = self.norm([2 * a - b for a, b in zip(products, half, strict=True)])
+        size = float(min(self.norm(products), self.norm(half), extrapolated))
         asymmetry = [2 * (a - b) for a, b in zip(ahead, behind, strict=True)]
         del ahead, behind, half
         for sign in (-1, 1):
             signed = [sign * distance for distance in distances]
             torch._foreach_add_(asymmetry, self.curvature_products(signed, central=False), alpha=sign * -1)
-        largest = max(3 * float(apart), float(_norm(asymmetry)) / 2)  # 2 to leading order; 3 leaves room for the next
+        # Twice the difference is the error to leading order; 3 leaves room for the next.
+        largest = max(3 * float(apart), float(self.norm(asymmetry)) / 2)
         if size > 0:
             return largest / size
         # Both points round to the same numbers where a pass is less precise than the parameters.
@@ -149,7 +165,7 @@ class Views:
         task = self.task
         again = second_pass(task.model, self.starts[number], task.generators)
         held = self.kinks[number].hold() if self.kinks else nullcontext()
-        with again, moved(self.reached, self.directions[other], distance):
+        with again, self.moved(self.directions[other], distance):
             with held:
                 loss = task.loss(closure)
             return self._gradient(loss, first=self.gradients[number])
@@ -171,19 +187,20 @@ class Views:
         factor = self.task.weight * self.task.scale
         if factor != 1:
             torch._foreach_mul_(results, factor)
-        (self.task.deliver or torch.autograd.backward)(self.leaves, results)
+        self.deliver(results)
 
 
-def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, central: bool, hold_kinks: bool) -> Outcome:
+def estimate(views: Views, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:
     """One step with distances from `distances_of(views)`, with the error estimated when the task asks for it."""
-    views = Views(task, hold_kinks=hold_kinks)
+    task = views.task
     norm = views.inner_product()
     lengths = views.direction_norms()
-    if not all(math.isfinite(length) for length in lengths):  # half precision overflowed, or the run has diverged:
-        views.finish([torch.full_like(leaf, math.nan) for leaf in views.leaves])  # nowhere to look, and no gradient
+    if not all(math.isfinite(length) for length in lengths):
+        # Half precision overflowed, or the run has diverged: there is no direction, and no gradient.
+        views.finish([torch.full_like(gradient, math.nan) for gradient in views.gradients[0]])
         return Outcome(views.loss(), norm)
     if min(lengths, default=0.0) == 0.0:  # a stationary point: nothing to penalise, no direction
-        views.finish([torch.zeros_like(leaf) for leaf in views.leaves])
+        views.finish([torch.zeros_like(gradient) for gradient in views.gradients[0]])
         return Outcome(views.loss(), norm, 0.0)
     distances = distances_of(views)
     products = views.curvature_products(distances, central=central)
@@ -196,11 +213,3 @@ def estimate(task: Task, distances_of: Callable[[Views], list[float]], *, centra
         part = views.part(products)
         views.finish(products)
     return Outcome(views.loss(), norm, error, delivered=delivered, part=part)
-
-
-def parameter_norm(parameters: Sequence[nn.Parameter]) -> float:
-    return float(_norm([parameter.detach() for parameter in parameters]))
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(list(tensors))).norm()

@@ -15,8 +15,11 @@ from tacit._errors import InputError
 REMEDY = "the penalty needs whole parameters. Use DistributedDataParallel."
 
 
-def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Sharded parameters (FSDP in both versions, tensor parallelism), and replication by `replicate`."""
+def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, method: str | None) -> None:
+    """Sharded parameters (FSDP in both versions, tensor parallelism), and replication by `replicate`.
+
+    FSDP2 is taken by `finite_difference`, which needs gradients only.
+    """
     if not in_a_group():  # nothing below exists without one, and this runs at every step
         return
     for module in model.modules():
@@ -26,7 +29,13 @@ def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
         if "replicate" in _composed(module):
             raise InputError(f"the model went through replicate, which reduces in hooks of its own; {REMEDY}")
         if "FSDPModule" in kinds:
-            raise InputError(f"the model went through fully_shard (FSDP2), which shards it; {REMEDY}")
+            if method == "finite_difference":
+                return
+            asked = "FactoredSGD" if method is None else f"method={method!r}"
+            raise InputError(
+                f"the model went through fully_shard (FSDP2), which shards it; {asked} needs whole parameters. "
+                "Use method='finite_difference' of GradientPenalty, or DistributedDataParallel."
+            )
     for name, parameter in parameters.items():
         if type(parameter.data).__name__ == "DTensor":
             raise InputError(f"parameter {name!r} is a DTensor (tensor parallel), a shard; {REMEDY}")

@@ -9,10 +9,10 @@ second-order part is estimated and reported as the error.
 from __future__ import annotations
 
 from tacit.penalty._task import Outcome, Task
-from tacit.penalty._two_pass import estimate
+from tacit.penalty._two_pass import Views, estimate
 
 
 def backward(task: Task) -> Outcome:
     """Approximate to first order in λ; two gradients a step."""
     half = task.strength / 2
-    return estimate(task, lambda views: [half] * len(views.losses), central=False, hold_kinks=False)
+    return estimate(Views(task), lambda views: [half] * len(views.losses), central=False)

@@ -26,12 +26,12 @@ from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
+from tacit.penalty._parameters import penalised_parameters
 from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._sgd_update import Gradient, sgd_update
 from tacit.penalty._task import Outcome, Task
-from tacit.penalty._wrappers import refuse_ddp, without_ddp
-from tacit.penalty.gradient_penalty import _penalised_parameters
+from tacit.penalty._wrappers import refuse_ddp, refuse_shards, without_ddp
 from tacit.penalty.record import PenaltyRecord
 
 COMPARE_EVERY = 100  # steps between comparisons of micro-batches in one pass with a loop, as in `GradientPenalty`
@@ -77,7 +77,8 @@ class FactoredSGD(torch.optim.Optimizer):
         refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
         self.model, self.attention = model, check_attention(attention)
         self._attention_notice = AttentionNotice()
-        self.named = _penalised_parameters(model, ())
+        self.named = penalised_parameters(model, ())
+        refuse_shards(model, self.named, method=None)
         self.last: PenaltyRecord | None = None
         if micro_batch_size is not None:
             whole_number("micro_batch_size", micro_batch_size, at_least=1)

@@ -9,13 +9,15 @@ are those of a smooth function; where that cannot be done the error shows it. Th
 
 from __future__ import annotations
 
+from tacit.penalty._shards import ShardedViews, is_sharded
 from tacit.penalty._task import Outcome, Task
-from tacit.penalty._two_pass import Views, estimate, parameter_norm
+from tacit.penalty._two_pass import Views, estimate
 
 
 def backward(task: Task) -> Outcome:
     """Approximate; two gradients a step, three with `central=True`."""
-    return estimate(task, lambda views: step_sizes(views, central=task.central), central=task.central, hold_kinks=True)
+    views = (ShardedViews if is_sharded(task.model) else Views)(task, hold_kinks=True)
+    return estimate(views, lambda views: step_sizes(views, central=task.central), central=task.central)
 
 
 def step_sizes(views: Views, *, central: bool) -> list[float]:
@@ -24,5 +26,5 @@ def step_sizes(views: Views, *, central: bool) -> list[float]:
     r = u^(1/2) max(1, ‖ω‖) forward and u^(1/3) max(1, ‖ω‖) central, with u the rounding unit of the least precise dtype
     (autocast's, inside it): truncation grows like r (r²), the rounding of ω + r g/‖g‖ and of the difference like u/r.
     """
-    distance = views.precision ** (1 / 3 if central else 1 / 2) * max(1.0, parameter_norm(views.reached))
+    distance = views.precision ** (1 / 3 if central else 1 / 2) * max(1.0, views.parameter_norm())
     return [distance / norm for norm in views.direction_norms()]

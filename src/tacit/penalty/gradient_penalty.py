@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import logging
 import math
 import numbers
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
@@ -25,8 +23,10 @@ from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._distributed import Step, Workers, lengths
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
+from tacit.penalty._parameters import penalised_parameters
 from tacit.penalty._refusals import UnsupportedModelError, translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
+from tacit.penalty._shards import is_sharded, plain_step
 from tacit.penalty._state import RandomState, second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
@@ -95,10 +95,11 @@ class GradientPenalty:
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self.parameters = _penalised_parameters(model, self.exclude)
+        self.parameters = penalised_parameters(model, self.exclude)
         self.method = (
             fastest_exact(model, micro_batches=micro_batch_size is not None) if method == "auto" else choose(method)
         ).name
+        refuse_shards(model, self.parameters, method=self.method)
         _check_strength(strength)
         if micro_batch_size is not None:
             _check_count("micro_batch_size", micro_batch_size, least=1)
@@ -122,9 +123,9 @@ class GradientPenalty:
         self.every, self.probability = every, probability
         self.attention, self._attention_notice = check_attention(attention), AttentionNotice()
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
-        strangers = [item for item in self.generators if not isinstance(item, torch.Generator)]
-        if strangers:
-            raise InputError(f"generators holds a {type(strangers[0]).__name__}; expected torch.Generator objects.")
+        for item in self.generators:
+            if not isinstance(item, torch.Generator):
+                raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
         self.steps = 0
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
@@ -208,7 +209,9 @@ class GradientPenalty:
     ) -> tuple[Step, Tensor, float]:
         """One step: gradients are added to `.grad` at once, or kept in the returned step (always, with `collect`)."""
         _check_closure(closure, "loss" if collect else "backward")
-        self.parameters = _penalised_parameters(self.model, self.exclude)  # layers may have been frozen or replaced
+        # Layers may have been frozen or replaced since the last step.
+        self.parameters = penalised_parameters(self.model, self.exclude)
+        refuse_shards(self.model, self.parameters, method=self.method)
         method = choose(self.method)
         strength = self._strength_now()
         check = strength > 0 and not method.exact and self._check_is_due()
@@ -279,7 +282,7 @@ class GradientPenalty:
     def _run(self, task: Task) -> Outcome:
         method = choose(self.method)
         if task.strength == 0:
-            return _plain(task)
+            return plain_step(task) if is_sharded(self.model) else _plain(task)
         if method.exact:
             return self._run_exact(method, task)
         if self._uncertain and not task.check_error:
@@ -438,30 +441,3 @@ def _check_strength(strength: Any) -> None:
         raise InputError(f"strength={strength!r}; expected a number or a function of the step.")
     if not math.isfinite(strength) or strength < 0:
         raise InputError(f"strength={strength}; expected a finite number that is not negative.")
-
-
-def _penalised_parameters(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.Parameter]:
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model is a {type(model).__name__}; expected a torch.nn.Module.")
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not trainable:
-        raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
-    if any(isinstance(parameter, UninitializedParameter) for parameter in trainable.values()):
-        raise InputError("the model has lazy parameters without a shape; run one forward pass first.")
-    refuse_shards(model, trainable)
-    patterns = list(exclude)
-    left_out: set[str] = set()
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InputError(f"exclude holds {pattern!r}; expected names or patterns of parameters.")
-        matched = set(fnmatch.filter(trainable, pattern))
-        if not matched:
-            raise InputError(
-                f"exclude={pattern!r} matches no trainable parameter; expected a name or pattern among "
-                f"{', '.join(list(trainable)[:6])}{', …' if len(trainable) > 6 else ''}."
-            )
-        left_out |= matched
-    kept = {name: parameter for name, parameter in trainable.items() if name not in left_out}
-    if not kept:
-        raise InputError(f"exclude={patterns} leaves no parameter in the norm; expected at least one.")
-    return kept
