@@ -115,16 +115,15 @@ def build_report(parts: Sequence[Part], *, only: Sequence[str] = ()) -> Report:
 
 def by_regime(parts: Sequence[Part]) -> dict[str, list[Part]]:
     """The studies of a figure by whether their runs augment the training data; the paper's regime first."""
-    found: dict[str, list[Part]] = {}
-    for regime in (AUGMENTED, PLAIN):
-        of_regime = [
-            part
-            for part in parts
-            if any((run.augmentation != "none") == (regime == AUGMENTED) for run in part.study.runs)
-        ]
-        if of_regime:
-            found[regime] = of_regime
-    return found
+    found = {
+        regime: [part for part in parts if any(regime_of(run.augmentation) == regime for run in part.study.runs)]
+        for regime in (AUGMENTED, PLAIN)
+    }
+    return {regime: of_regime for regime, of_regime in found.items() if of_regime}
+
+
+def regime_of(augmentation: str) -> str:
+    return PLAIN if augmentation == "none" else AUGMENTED
 
 
 def _with_twin(figure: FigureResult, twin: str | None) -> FigureResult:
@@ -140,7 +139,8 @@ def _build(id: str, parts: Sequence[Part], regime: str) -> FigureResult:
     options = {key: value for part in parts for key, value in part.study.figures.get(id, {}).items()}
     figure = find_figure(id, options)
     options.pop("figure", None)
-    whole = list({row["run"]: row for part in parts for row in part.rows}.values())
+    distinct = {row["run"]: row for part in parts for row in part.rows}
+    whole = [row for row in distinct.values() if regime_of(row["spec"]["augmentation"]) == regime]
     unshared = unshared_seeds([part.study for part in parts])
     rows = [row for row in whole if row["spec"]["seed"] not in unshared]
     if not rows:
@@ -173,6 +173,8 @@ def _verdict(figure: Figure, seen: str, criteria: tuple[Any, ...]) -> Verdict | 
 
 def _source(study: Study, rows: Sequence[Row], options: dict[str, Any]) -> Source:
     summary = study.summary
+    if summary.best is None or summary.of is None:
+        return Source(rows, score=summary.score, options=options)
     seeds = len({row["spec"]["seed"] for row in rows})
     # With fewer seeds than the study file asks for, the same share of runs is kept: 5 of 7 becomes 2 of 3.
     best = summary.best if seeds >= summary.of else max(1, seeds * summary.best // summary.of)

@@ -32,17 +32,19 @@ class Claim(BaseModel):
 
 
 class Summary(BaseModel):
-    """How runs that differ only in their seed become one number: the mean of the best `best` of `of` runs."""
+    """How runs that differ only in their seed are drawn: the mean of the best `best` of `of` runs, or of all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     score: Literal["best_test_accuracy", "final_test_accuracy"] = "best_test_accuracy"
-    best: Annotated[int, Field(ge=1)] = 5
-    of: Annotated[int, Field(ge=1)] = 7
+    best: Annotated[int, Field(ge=1)] | None = None
+    of: Annotated[int, Field(ge=1)] | None = None
 
-    @model_validator(mode="after")  # of the whole table: either key may come from its default
-    def _not_fewer_than_best(self) -> Summary:
-        if self.of < self.best:
-            raise ValueError(f"summary.best is {self.best} and summary.of is {self.of}; expected best ≤ of")
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Summary:
+        if (self.best is None) != (self.of is None) or (self.best or 0) > (self.of or 0):
+            raise ValueError(
+                f"summary.best is {self.best} and summary.of is {self.of}; expected both with best ≤ of, or neither"
+            )
         return self
 
 

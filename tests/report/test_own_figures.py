@@ -1,0 +1,102 @@
+"""A study of one's own: its question leads, its figure may be its own code, and λ = 0 has a place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds import paper_world
+
+from tacit._errors import InputError
+from tacit.report import build_report, catalogue, read_parts, render
+from tacit.report.build import Part
+from tacit.report.registry import check_options, find_figure
+from tacit.studies.describe.study import Summary, parse_study
+
+OWN = """
+from tacit.report import Criterion, Drawing, Figure, Source
+from tacit.report.points import Panel, curve
+from tacit.report.rows import VARIABLES
+
+
+def draw(source: Source) -> Drawing:
+    points, rate = source.points, VARIABLES["learning_rate"]
+    drawn = curve(points, range(len(points.specs)), x=rate, label="mine", colour="rate", best=None)
+    best, height = points.layout.highest(range(len(points.specs)))
+    number = points.layout.difference(best, 0).scaled(100)
+    criterion = Criterion(number, "points", "above", float(source.options["least"]))
+    return Drawing((Panel((drawn,), rate.label, "accuracy"),), "Mine.", "Seen.", (criterion,))
+
+
+FIGURE = Figure(id="mine", title="My figure", claim="Rates matter.", draw=draw, options=("least",))
+"""
+
+
+@pytest.fixture
+def part(make_world: Callable[..., Path]) -> Part:
+    (found,) = read_parts([make_world(paper_world, only=("rates",))])
+    return found
+
+
+def with_figures(part: Part, **figures: dict[str, object]) -> Part:
+    return replace(part, study=part.study.model_copy(update={"figures": figures}))
+
+
+def test_a_study_brings_a_figure_of_its_own(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_figures.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    own = with_figures(part, mine={"figure": "my_figures:FIGURE", "least": 1})
+    check_options(own.study)
+    (figure,) = build_report([own]).figures
+    assert figure.verdict is not None
+    assert (figure.title, figure.verdict.outcome) == ("My figure", "agrees")
+    assert "Rates matter." in render(build_report([own]), command="")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("no_such_module:FIGURE", "cannot be imported"), ("json:dumps", "is not a tacit.report.Figure")],
+)
+def test_a_place_without_a_figure_is_one_sentence(place: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        find_figure("mine", {"figure": place})
+
+
+def test_an_option_that_a_figure_does_not_take_is_refused_before_training() -> None:
+    raw = {"name": "s", "fixed": {"learning_rate": 0.1, "epochs": 1}, "figures": {"1b": {"x": "strength"}}}
+    with pytest.raises(InputError, match="figure 1b: the key x is unknown; this figure takes no options"):
+        check_options(parse_study(raw))
+
+
+def test_every_figure_is_found_once_and_in_order() -> None:
+    known = "1a 1b 1c 2a 2b 3a 3b 4a 4b 4c 5a 5b 6a 6b 6c 7a 7b 7c orders"
+    assert " ".join(catalogue()) == known
+
+
+def test_the_report_of_an_own_study_leads_with_its_question_and_its_name(part: Part) -> None:
+    own = with_figures(part, mine={})
+    page = render(build_report([own]), command="")
+    assert f"<h1>{part.study.question}</h1>" in page
+    assert 'class="answer"' not in page
+    assert "On the Origin of Implicit" not in page
+
+
+def test_all_runs_are_in_the_mean_unless_a_study_asks_for_the_best(part: Part) -> None:
+    study = part.study.model_copy(update={"figures": {"mine": {}}, "summary": Summary()})
+    (figure,) = build_report([replace(part, study=study)]).figures
+    assert all(kept for curve in figure.panels[0].curves for point in curve.points for _, kept in point.runs)
+    assert "means of all runs" in figure.caption
+
+
+def test_a_strength_of_zero_has_a_place_on_the_axis(part: Part) -> None:
+    def swept(row: dict) -> dict:  # type: ignore[type-arg]
+        spec = row["spec"]
+        small = {**spec, "strength": 0.0 if spec["learning_rate"] < 2**-6 else spec["learning_rate"]}
+        return {**row, "spec": {**small, "learning_rate": 2**-6}}
+
+    own = replace(with_figures(part, mine={"x": "strength"}), rows=[swept(dict(row)) for row in part.rows])
+    (figure,) = build_report([own]).figures
+    assert figure.panels[0].x_scale == "symlog2"
+    assert ">0</text>" in render(build_report([own]), command="")
