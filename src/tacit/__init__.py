@@ -40,12 +40,13 @@ __all__ = [
     "match",
     "measure",
     "schedules",
+    "sinks",
     "studies",
     "theory",
 ]
 
 if TYPE_CHECKING:
-    from tacit import batching, convert, diagnostics, schedules, studies, theory
+    from tacit import batching, convert, diagnostics, schedules, sinks, studies, theory
     from tacit._errors import InputError
     from tacit.batching import BatchSampler
     from tacit.diagnostics import Recorder, match, measure

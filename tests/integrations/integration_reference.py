@@ -37,6 +37,7 @@ class Case:
     lora: bool = False
     checkpointing: bool = False
     evaluate: bool = False
+    method: str = "auto"
     unequal_lengths: bool = False
     token_weights: bool = False  # accumulated batches count by their tokens; otherwise equally
 
@@ -58,6 +59,7 @@ CASES = {
         Case("lora", "LoRA", lora=True),
         Case("checkpointing", "gradient checkpointing", checkpointing=True),
         Case("evaluation", "evaluation between", evaluate=True),
+        Case("gram", "method `gram`, accumulation 2, DDP", accumulation=2, world=2, method="gram"),
         Case("tokens", "unequal lengths, accumulation 2", accumulation=2, unequal_lengths=True, token_weights=True),
         Case(
             "together",

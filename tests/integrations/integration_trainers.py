@@ -73,7 +73,7 @@ def plain(case: Case, folder: Path) -> Weights:
         model = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         wrapped = DistributedDataParallel(model) if case.world > 1 else model
         optimizer, scaler = optimizer_for(model), scaler_for(case)
-        penalty = tacit.GradientPenalty(wrapped, strength)
+        penalty = tacit.GradientPenalty(wrapped, strength, method=case.method)
         if first:
             stored = torch.load(folder / "state.pt")
             for part, state in zip((model, optimizer, penalty), stored, strict=True):
@@ -130,7 +130,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             super().__init__()
             self.model = model
             self.automatic_optimization = not manual
-            self.penalty = tacit.GradientPenalty(model, strength) if manual else None
+            self.penalty = tacit.GradientPenalty(model, strength, method=case.method) if manual else None
 
         def training_step(self, batch: Any, index: int) -> Any:
             if not manual:
@@ -176,7 +176,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             accelerator="cpu", devices=case.world, strategy="ddp" if case.world > 1 else "auto", max_steps=end,
             default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, use_distributed_sampler=False,
-            callbacks=[] if manual else [tacit.lightning.Penalty(strength)],
+            callbacks=[] if manual else [tacit.lightning.Penalty(strength, method=case.method)],
             val_check_interval=case.accumulation if case.evaluate else None,  # validation clears gradients
             limit_val_batches=2 if case.evaluate else 0,
             num_sanity_val_steps=2 if case.evaluate else 0, **accumulating, **precision,
@@ -205,7 +205,7 @@ def fabric(case: Case, folder: Path) -> Weights:
     for first, end in stretches(case):
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         model, optimizer = runner.setup(bare, optimizer_for(bare))
-        penalty = tacit.lightning.FabricPenalty(model, strength)
+        penalty = tacit.lightning.FabricPenalty(model, strength, method=case.method)
         state = {"model": model, "optimizer": optimizer, "penalty": penalty}
         if first:
             runner.load(folder / "state.ckpt", state)
@@ -242,7 +242,7 @@ def accelerate(case: Case, folder: Path) -> Weights:
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         accelerator.free_memory()
         model, optimizer = accelerator.prepare(bare, optimizer_for(bare))
-        penalty = tacit.GradientPenalty(model, strength)
+        penalty = tacit.GradientPenalty(model, strength, method=case.method)
         accelerator._custom_objects.clear()
         accelerator.register_for_checkpointing(penalty)
         if first:
@@ -301,7 +301,7 @@ def trainer(case: Case, folder: Path) -> Weights:
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         run = Penalised(
             model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(4), optimizers=(optimizer, constant),
-            penalty={"strength": strength}, callbacks=[_stop_after(end)],
+            penalty={"strength": strength, "method": case.method}, callbacks=[_stop_after(end)],
         )  # fmt: skip
         use_scaler(run.accelerator, case)
         run.train(resume_from_checkpoint=str(folder / f"checkpoint-{first}") if first else None)
