@@ -86,8 +86,10 @@ closure.
 `PenaltyMixin` replaces `compute_loss` in training and leaves evaluation alone. Where `Trainer` divides token sums by
 the tokens of all accumulated batches, Ĉ is the mean loss of one batch, and batches are weighted by their tokens. Of
 some models (GPT-2) `Trainer` counts one label per row too many; the weights follow `Trainer`, so that the loss stays
-the one it reports. A loss that is not a token sum divided by `num_items_in_batch` is found out on the first batch and
-refused. The state is in `trainer_state.json`. It logs `tacit/penalty` beside `loss`.
+the one it reports. Models that ignore the count (BERT, T5) make `Trainer` add up the mean losses of accumulated
+batches undivided, and their penalties with them. A loss that fits neither, as with the auxiliary loss of mixtures of
+experts, is found out on the first batch and refused. The state is in `trainer_state.json`. It logs `tacit/penalty`
+beside `loss`.
 
 Refused by name: DeepSpeed, FSDP, DataParallel, Liger kernels, optimizers that step inside `backward` (LOMO) or need a
 closure; TRL's trainers, since the loss of `SFTTrainer` (TRL 1.16) is a fused kernel without a second derivative.

@@ -148,12 +148,50 @@ def test_label_smoothing_keeps_the_labels_for_the_next_pass(tmp_path: Path) -> N
     assert difference(model, wanted) < CLOSE
 
 
-def test_a_loss_that_ignores_the_token_count_is_refused_by_name(tmp_path: Path) -> None:
-    def mean_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        return nn.functional.cross_entropy(outputs["logits"][:, :-1].reshape(-1, WORDS), labels[:, 1:].reshape(-1))
+def test_a_model_that_ignores_the_token_count_is_weighted_as_trainer_weights_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BERT: `Trainer` leaves the division to the model, and the model does not divide; the means are added up."""
 
-    with pytest.raises(tacit.InputError, match=r"their ratio should be 0\.\d+, this batch's share of the tokens"):
-        train(llama(), tmp_path, kind=Penalised, penalty={"strength": STRENGTH}, compute_loss_func=mean_loss)
+    def bert() -> Any:
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=WORDS, max_position_embeddings=TOKENS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=12, initializer_range=0.3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        return transformers.BertForMaskedLM(config)
+
+    model, wanted, plain = bert(), bert(), bert()
+    train(model, tmp_path, kind=Penalised, penalty={"strength": STRENGTH})
+    assert "BertForMaskedLM ignores num_items_in_batch" in caplog.text
+    optimizer = torch.optim.SGD(wanted.parameters(), lr=RATE)
+    for step in range(2):
+        optimizer.zero_grad()
+        for first in (4 * step, 4 * step + 2):
+            batch = {name: torch.stack([row[name] for row in rows()[first : first + 2]]) for name in rows()[0]}
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                loss = wanted(**batch).loss
+            parameters = [parameter for parameter in wanted.parameters() if parameter.requires_grad]
+            parts = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+            norm = sum(part.square().sum() for part in parts if part is not None)
+            (loss + STRENGTH / 4 * norm).backward()
+        optimizer.step()
+    assert difference(model, wanted) < CLOSE
+    train(plain, tmp_path)
+    assert difference(plain, wanted) > 100 * CLOSE
+
+
+def test_a_loss_with_a_term_that_no_token_has_is_refused_by_name(tmp_path: Path) -> None:
+    """As the auxiliary loss of mixtures of experts: no weight of this batch makes it part of a mean."""
+
+    def with_auxiliary(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        how = "mean" if num_items_in_batch is None else "sum"
+        logits = outputs["logits"][:, :-1].reshape(-1, WORDS)
+        loss = nn.functional.cross_entropy(logits, labels[:, 1:].reshape(-1), reduction=how)
+        return (loss if num_items_in_batch is None else loss / num_items_in_batch) + 0.1
+
+    with pytest.raises(tacit.InputError, match=r"expected the share of its tokens, 0\.\d+, as their ratio"):
+        train(llama(), tmp_path, kind=Penalised, penalty={"strength": STRENGTH}, compute_loss_func=with_auxiliary)
 
 
 def test_a_loss_function_that_divides_by_the_token_count_is_exact(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """What Transformers' `Trainer` multiplies the mean loss of a batch with, when it counts tokens over several batches.
 
-    L = (token sum of this batch) / (tokens counted in all batches of the step) = w Ĉ
+    L = w Ĉ,   w = W (tokens that this batch predicts) / (tokens counted in all batches of the step)
 
-with Ĉ the mean over the tokens that this batch predicts. A causal language model predicts all labels but the first;
-`Trainer` counts so for most of them, and counts every label for others (GPT-2). Which of the two counts belongs to Ĉ is
-found by computing the loss both ways, once.
+on W devices, with Ĉ the mean over the tokens that this batch predicts. A causal language model predicts all labels but
+the first; `Trainer` counts so for most of them, and counts every label for others (GPT-2). And many models ignore the
+count (BERT, T5): their L is Ĉ, so that `Trainer` adds up the means of accumulated batches without dividing. Which of
+these holds is found by computing the loss both ways, once.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +21,8 @@ from torch import nn
 
 from tacit._errors import InputError
 
-Counter = Callable[[Mapping[str, Any]], int]
+Share = Callable[[Mapping[str, Any], float], float]  # of a batch in a step, from its inputs and the step's tokens
+_log = logging.getLogger("tacit")
 
 
 class TokenWeights:
@@ -27,57 +30,69 @@ class TokenWeights:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.counters: list[Counter] = [self._trainers_count, _labels_but_the_first]  # those still possible
+        self.rules: list[Share] = [self._counted_by_trainer, _labels_but_the_first, _all]  # those still possible
         self.checked = False
 
     def of(self, inputs: Mapping[str, Any], all_items: Any, compute_loss: Callable[..., Any]) -> float:
         """w; `compute_loss` is the trainer's, of the model without wrappers: no other rank needs to take part."""
         if all_items is None:
             return 1.0
-        counts = [counter(inputs) for counter in self.counters]
-        if not self.checked or len(set(counts)) > 1:
-            self._choose(inputs, all_items, compute_loss, counts)
-            counts = [self.counters[0](inputs)]
-        return self._weight(counts[0], all_items)
-
-    def _weight(self, own_items: int, all_items: Any) -> float:
-        if own_items == 0:
+        shares = [rule(inputs, float(all_items)) for rule in self.rules]
+        if not self.checked or len(set(shares)) > 1:
+            shares = self._choose(inputs, all_items, compute_loss, shares)
+        if shares[0] == 0:
             raise InputError("a batch has no token to predict (every label is -100); expected at least one.")
+        return shares[0] * self._devices
+
+    @property
+    def _devices(self) -> int:
         across = self.trainer.args.average_tokens_across_devices
-        return own_items / float(all_items) * (self.trainer.accelerator.num_processes if across else 1)
+        return int(self.trainer.accelerator.num_processes) if across else 1
 
     def _choose(
-        self, inputs: Mapping[str, Any], all_items: Any, compute_loss: Callable[..., Any], counts: list[int]
-    ) -> None:
-        """Keep counters of L = w Ĉ, by two passes in evaluation mode: they use no random number, change no buffer."""
+        self, inputs: Mapping[str, Any], all_items: Any, compute_loss: Callable[..., Any], shares: list[float]
+    ) -> list[float]:
+        """Keep rules with L = w Ĉ, by two passes in evaluation mode: they use no random number, change no buffer."""
         with torch.no_grad(), _evaluating(self.trainer.model):
             weighted = float(compute_loss(dict(inputs), num_items_in_batch=all_items))
             mean = compute_loss(dict(inputs))
         # Sums in another order: rounding of float32, or of a loss that is in half precision itself.
         rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 0.02
-        weights = [self._weight(count, all_items) for count in counts]
-        fits = [math.isclose(weighted, weight * float(mean), rel_tol=rounding) for weight in weights]
-        self.counters = [counter for counter, fit in zip(self.counters, fits, strict=True) if fit]
-        if not self.counters:
+        wanted = [share * self._devices * float(mean) for share in shares]
+        kept = [place for place, value in enumerate(wanted) if math.isclose(weighted, value, rel_tol=rounding)]
+        if not kept and shares[0] > 0:
             raise InputError(
-                f"the loss of a batch is {weighted:.6g} with num_items_in_batch and {float(mean):.6g} without; their "
-                f"ratio should be {weights[0]:.6g}, this batch's share of the tokens. Divide the token sum by "
-                "num_items_in_batch in the loss function, or set trainer.model_accepts_loss_kwargs = False."
+                f"the loss of a batch is {weighted:.6g} with num_items_in_batch and {float(mean):.6g} without; "
+                f"expected the share of its tokens, {shares[0]:.6g}, as their ratio (an auxiliary loss breaks it). Set "
+                "trainer.model_accepts_loss_kwargs = False, or divide the token sum by num_items_in_batch in the loss."
             )
-        self.checked = True
+        if not kept:
+            return [0.0]
+        self.checked, self.rules = True, [self.rules[place] for place in kept]
+        if self.rules == [_all]:
+            _log.warning(
+                "%s ignores num_items_in_batch, so Trainer adds up the mean losses of accumulated batches and does not "
+                "divide; trainer.model_accepts_loss_kwargs = False makes it divide",
+                type(self.trainer.model).__name__,
+            )
+        return [shares[place] for place in kept]
 
-    def _trainers_count(self, inputs: Mapping[str, Any]) -> int:
+    def _counted_by_trainer(self, inputs: Mapping[str, Any], all_items: float) -> float:
         """Counted by `Trainer` itself, on this device alone."""
         arguments = self.trainer.args
         across, arguments.average_tokens_across_devices = arguments.average_tokens_across_devices, False
         try:
-            return int(self.trainer._get_num_items_in_batch([inputs], arguments.device))
+            return float(self.trainer._get_num_items_in_batch([inputs], arguments.device)) / all_items
         finally:
             arguments.average_tokens_across_devices = across
 
 
-def _labels_but_the_first(inputs: Mapping[str, Any]) -> int:
-    return int(inputs["labels"][..., 1:].ne(-100).sum())
+def _labels_but_the_first(inputs: Mapping[str, Any], all_items: float) -> float:
+    return float(inputs["labels"][..., 1:].ne(-100).sum()) / all_items
+
+
+def _all(inputs: Mapping[str, Any], all_items: float) -> float:
+    return 1.0
 
 
 @contextmanager
