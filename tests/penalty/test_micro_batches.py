@@ -373,10 +373,11 @@ def _as_double(problem: Problem) -> Problem:
     return Problem(copy.deepcopy(problem.model).double(), problem.inputs, problem.targets, problem.loss)
 
 
-def test_auto_takes_one_pass_for_narrow_linear_layers_and_not_for_convolutions() -> None:
-    assert GradientPenalty(mlp([5, 12, 3]), 1.0, micro_batch_size=2).method == "gram"
+def test_auto_takes_one_pass_for_linear_layers_and_small_micro_batches() -> None:
+    assert GradientPenalty(mlp([5, 12, 3]), 1.0, micro_batch_size=32).method == "gram"
     assert GradientPenalty(mlp([5, 12, 3]), 1.0).method == "double_backward"
-    assert GradientPenalty(nn.Conv2d(4, 4, 3), 1.0, micro_batch_size=2).method == "double_backward"
+    assert GradientPenalty(nn.Conv2d(4, 4, 3), 1.0, micro_batch_size=16).method == "gram"
+    assert GradientPenalty(nn.Conv2d(4, 4, 3), 1.0, micro_batch_size=32).method == "double_backward"
 
 
 @pytest.mark.parametrize("name", ["mlp", "wide", "transformer", "tied", "bare parameters", "batch norm"])

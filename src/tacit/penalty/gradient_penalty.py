@@ -96,13 +96,13 @@ class GradientPenalty:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.parameters = penalised_parameters(model, self.exclude)
+        if micro_batch_size is not None:
+            _check_count("micro_batch_size", micro_batch_size, least=1)
         self.method = (
-            fastest_exact(model, micro_batches=micro_batch_size is not None) if method == "auto" else choose(method)
+            fastest_exact(model, micro_batch_size=micro_batch_size) if method == "auto" else choose(method)
         ).name
         refuse_shards(model, self.parameters, method=self.method)
         _check_strength(strength)
-        if micro_batch_size is not None:
-            _check_count("micro_batch_size", micro_batch_size, least=1)
         _check_count("every", every, least=1)
         _check_count("check_every", check_every, least=0)
         if probability is not None and not 0 < probability <= 1:
