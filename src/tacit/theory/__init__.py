@@ -1,4 +1,13 @@
-"""The theory as software: modified losses and flows, discrete iterates, and their comparison. Float64 throughout.
+"""The theory as software, in float64: what an optimizer follows, whether that is true, and how far it reaches.
+
+Which loss does my optimizer follow?        verify_update, modified_flow, modified_flow_symbolic, modified_loss_of
+Which loss does SGD follow?                 modified_loss_sgd, implicit_regularizer, modified_loss_momentum, …
+Is that so?                                 verify, verify_all, and `tacit verify`
+Is my learning rate small enough?           regime, largest_stable_learning_rate, batch_sharpness
+And if it is not small?                     principal_field, compare_flows, resummed_mean
+What do the orders of minibatches do?       mean_iterate, commutator, order_covariance, moments_with_fresh_orders
+
+docs/theory.md is the guide, with every name under its question.
 
 >>> import tacit
 >>> study = tacit.theory.verify(tacit.theory.problems.logistic(batches=3), only="mean SGD against C̃_SGD")
@@ -59,6 +68,7 @@ from tacit.theory.orders import Orders, orders_of
 from tacit.theory.own_updates import UpdateStudy, verify_update
 from tacit.theory.potentials import ModifiedLoss, asymmetry, loss_difference, modified_loss_of
 from tacit.theory.principal_flow import coupling_factor, principal_factor, principal_field
+from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
 from tacit.theory.updates import (
@@ -99,6 +109,8 @@ __all__ = [
     "adam",
     "adam_rule",
     "asymmetry",
+    "batch_sharpness",
+    "batch_sharpness_of",
     "commutator",
     "compare_flows",
     "coupling_factor",
@@ -155,6 +167,7 @@ __all__ = [
     "principal_field",
     "problems",
     "regime",
+    "reported_limit",
     "require_third_derivatives",
     "resummed_mean",
     "runge_kutta",
@@ -174,3 +187,8 @@ __all__ = [
     "verify_update",
     "warn_if_not_smooth",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone: files of this folder are not mixed with them."""
+    return __all__
