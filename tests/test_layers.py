@@ -24,6 +24,7 @@ LAYERS = [
             "_lanczos",
             "_own_code",
             "_parsing",
+            "_precision",
             "_provenance",
             "_random",
         ],

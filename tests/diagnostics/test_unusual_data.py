@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +26,9 @@ def net() -> nn.Module:
 
 
 def changed(tensor: Tensor, value: float, *, at: int = 70) -> Tensor:
-    copy = tensor.clone()
-    copy[at] = value
-    return copy
+    other = tensor.clone()
+    other[at] = value
+    return other
 
 
 def measured(
@@ -202,3 +205,79 @@ def test_the_number_of_examples_needed_is_more_than_there_were() -> None:
         seen = measured(sample=4, seed=seed)
         wanted = [note for note in seen.notes if "use at least" in note]
         assert all(int(note.split("at least ")[1].split()[0]) > 4 for note in wanted)
+
+
+class Cache:
+    """What a language model returns beside its logits: no tensor, no container."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = [keys]
+
+
+class ModelOutput(OrderedDict):  # type: ignore[type-arg]
+    """As transformers define it: a dictionary whose entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    cache: Cache
+
+
+class Cached(nn.Module):
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.enter, self.leave, self.make = nn.Linear(3, 4), nn.Linear(4, 3), make
+
+    def forward(self, inputs: Tensor) -> Any:
+        hidden = torch.tanh(self.enter(inputs))
+        return self.make(self.leave(hidden), Cache(hidden))
+
+
+OUTPUTS = {
+    "a dictionary of its own": lambda logits, cache: ModelOutput(logits=logits, past_key_values=cache),
+    "a dataclass": Answer,
+    "a dictionary in a tuple": lambda logits, cache: (ModelOutput(logits=logits), cache),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_model_may_return_more_than_tensors(name: str) -> None:
+    model = spread(Cached(OUTPUTS[name])).double()
+
+    def logits(outputs: Any) -> Tensor:
+        return (outputs[0] if isinstance(outputs, tuple) else outputs).logits
+
+    seen = tacit.measure(model, lambda o, t: F.cross_entropy(logits(o), t), (INPUTS, TARGETS), learning_rate=0.1)
+    plain = nn.Sequential(model.enter, nn.Tanh(), model.leave)
+    expected = tacit.measure(plain, F.cross_entropy, (INPUTS, TARGETS), learning_rate=0.1)
+    assert seen.gradient_covariance_trace.value == pytest.approx(expected.gradient_covariance_trace.value, rel=1e-10)
+    assert seen.largest_eigenvalue.value == pytest.approx(expected.largest_eigenvalue.value, rel=1e-6)
+
+
+class Float32Inside(nn.Module):
+    """A model in float64 with a norm in float32, as transformers write theirs; its scale sums gradients in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.scale = nn.Linear(3, 4), nn.Linear(4, 3), nn.Parameter(torch.ones(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs).float()
+        hidden = self.scale.float() * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+        return self.leave(hidden.to(inputs.dtype))
+
+
+def test_float32_inside_a_float64_model_is_rounding_and_not_mixed_examples() -> None:
+    model = spread(Float32Inside()).double()
+    seen = tacit.measure(model, F.cross_entropy, (INPUTS, TARGETS), batch_size=4)
+    assert seen.self_test.passed, str(seen.self_test)
+    twin = copy.deepcopy(model).float()
+    expected = tacit.measure(twin, F.cross_entropy, (INPUTS.float(), TARGETS), batch_size=4)
+    assert seen.gradient_covariance_trace.value == pytest.approx(expected.gradient_covariance_trace.value, rel=1e-4)

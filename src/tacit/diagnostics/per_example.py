@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_map
 
 from tacit import _tree
 from tacit._errors import InputError
+from tacit._precision import CoarsestUnit
 from tacit._tree import Tree
+from tacit.diagnostics._outputs import along_examples, with_parts
 from tacit.diagnostics._uses import Use, portions, summary_of_many
 from tacit.diagnostics._watch import Watch
 from tacit.problem import LossFunction, Problem
@@ -46,6 +46,7 @@ class ExampleGradients:
             raise InputError(f"chunk_size={chunk_size}; expected at least 1.")
         self.problem, self.chunk_size = problem, chunk_size
         self.mixing: tuple[float, float] | None = None
+        self.unit = 0.0  # of the least precise numbers seen so far
         self.how: dict[str, str] = dict.fromkeys(problem.parameters, "factors")
         self._check()
 
@@ -91,8 +92,9 @@ class ExampleGradients:
         """The examples' losses, and every use with its output gradient, of the sum of the losses."""
         leaves = {name: value.detach().requires_grad_() for name, value in self.problem.parameters.items()}
         targets = self.problem.targets[examples]
-        with torch.enable_grad(), Watch(leaves, len(examples)) as watch:
+        with torch.enable_grad(), CoarsestUnit() as precision, Watch(leaves, len(examples)) as watch:
             outputs = self.problem.outputs(leaves, examples)
+        self.unit = max(self.unit, precision.unit)
         with torch.enable_grad():
             loss = self.problem.loss_fn(outputs, targets) * len(examples)
         for name in watch.unrecorded:
@@ -106,7 +108,7 @@ class ExampleGradients:
             found = dict(zip(edges, torch.autograd.grad(loss, list(edges.values()), allow_unused=True), strict=True))
         kept = [(use, found[use.edge.node, use.edge.output_nr]) for use in uses]
         reached = [(use, gradient) for use, gradient in kept if gradient is not None]
-        losses = example_losses(self.problem.loss_fn, tree_map(torch.detach, outputs), targets)
+        losses = example_losses(self.problem.loss_fn, outputs, targets)
         self._compare(loss, losses)
         return losses, [use for use, _ in reached], [gradient for _, gradient in reached]
 
@@ -121,7 +123,7 @@ class ExampleGradients:
 
     def _compare(self, loss: Tensor, losses: Tensor) -> None:
         """Notes a loss that is not the mean over its examples: class weights, ignored labels, broadcast targets."""
-        unit = float(torch.finfo(loss.dtype).eps)
+        unit = max(self.unit, float(torch.finfo(loss.dtype).eps))
         mean, size = float(losses.mean()), max(float(losses.abs().mean()), 1e-300)
         difference = abs(float(loss.detach()) / len(losses) - mean)
         # As in the self-test, 1e4 units in the last place; and 100 of 1, since a loss near 0 is a rounded difference.
@@ -171,9 +173,9 @@ class ExampleGradients:
         examples = torch.linspace(0, size - 1, min(CHECKED_EXAMPLES, size)).long().unique()
         singles = [self.alone(example, self.problem.parameters) for example in examples]
         dtype = singles[0][next(iter(singles[0]))].dtype
-        # Rounding of a sum of squares, with room for long sums; a wrong axis or a missing use is off by a factor.
-        tolerance = 1e-7 if dtype == torch.float64 else 1e-2
         _, uses, gradients = self._backward(examples)
+        # Rounding of a sum of squares, with room for long sums; a wrong axis or a missing use is off by a factor.
+        tolerance = 1e-7 if max(self.unit, torch.finfo(dtype).eps) < 1e-10 else 1e-2
         largest = max(float(_tree.squared_norm(single)) for single in singles)
         grouped = self._by_parameter(uses, gradients)
         for name, value in self.problem.parameters.items():
@@ -206,13 +208,16 @@ def example_squared_norms(problem: Problem, *, chunk_size: int = 256) -> Tensor:
 
 
 def example_losses(loss_fn: LossFunction, outputs: Any, targets: Tensor) -> Tensor:
-    """Cⱼ of each example, in float64: the mean loss over a minibatch of one. Outputs may be tuples or dictionaries."""
+    """Cⱼ of each example, in float64: the mean loss over a minibatch of one. See `_outputs` for what outputs may be."""
+    count = len(targets)
+    tensors = along_examples(outputs, count)
 
-    def alone(output: Any, target: Tensor) -> Tensor:
-        return loss_fn(tree_map(lambda part: part.unsqueeze(0), output), target.unsqueeze(0))
+    def alone(parts: list[Tensor], target: Tensor) -> Tensor:
+        output = with_parts(outputs, count, [part.unsqueeze(0) for part in parts])
+        return loss_fn(output, target.unsqueeze(0))
 
     try:
-        return vmap(alone)(outputs, targets).detach().double().cpu()
+        return vmap(alone)(tensors, targets).detach().double().cpu()
     except RuntimeError:  # a loss that vmap does not know
-        rows = [alone(tree_map(itemgetter(j), outputs), targets[j]) for j in range(len(targets))]
+        rows = [alone([tensor[j] for tensor in tensors], targets[j]) for j in range(count)]
         return torch.stack([row.detach().double().cpu() for row in rows])

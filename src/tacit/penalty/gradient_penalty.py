@@ -387,7 +387,8 @@ class GradientPenalty:
         parts = [outcome.part for outcome in outcomes]
         curvature = _mean([None if part is None else part.curvature for part in parts])
         squares = _mean([None if part is None else part.squared_norm for part in parts])
-        instead = next((outcome.method for outcome in outcomes if outcome.method is not None), None)
+        # Of several micro-batches an exact method may have taken some: the record is that of the others.
+        instead = None if any(outcome.method is None for outcome in outcomes) else outcomes[0].method
         error = self._error if instead is None else None
         length = None if squares is None else squares.sqrt()
         self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
