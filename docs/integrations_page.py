@@ -109,7 +109,7 @@ or for the modules wandb and trackio. A `Recorder` takes either as `writer`.
 
 ## Not included
 
-composer: beside torch 2.13 pip finds only a release of 2022. It would be an `Algorithm` that puts `penalty.loss` in
+composer: beside torch 2.13 pip finds only release 0.3.1. It would be an `Algorithm` that puts `penalty.loss` in
 place of `state.loss` at `Event.AFTER_LOSS`; untested.
 """
 RECORDER = (
