@@ -19,7 +19,7 @@ from tacit.studies.describe.study import Study
 
 DATASET_NAMES = {
     "mnist1d": "MNIST-1D",
-    "mnist1d_16k": "MNIST-1D, 16,000 test signals",
+    "mnist1d_16k": "MNIST-1D",
     "fashion_mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
 }
