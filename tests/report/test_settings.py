@@ -10,6 +10,7 @@ import pytest
 from worlds import paper_world
 
 from tacit.report import Report, build_report, catalogue, read_parts, render
+from tacit.report.build import by_regime
 from tacit.report.export import figure_json
 from tacit.report.settings import Setting, compared, described, paper_studies, planned, used
 from tacit.studies.describe.library import library
@@ -74,7 +75,7 @@ def test_budgets_that_not_every_n_has_are_not_those_of_7c(quick: Report, paper: 
 def test_what_is_called_used_is_what_a_figure_counts(world: str, request: pytest.FixtureRequest) -> None:
     report: Report = request.getfixturevalue(world)
     for figure in report.figures:
-        feeding = [part for part in report.parts if figure.id in part.study.figures]
+        feeding = by_regime([part for part in report.parts if figure.id in part.study.figures])[figure.regime]
         rows = {row["run"]: row for part in feeding for row in part.rows}.values()
         options = {key: value for part in feeding for key, value in part.study.figures[figure.id].items()}
         if figure.id != "1a":  # it draws two points of those that it reads
@@ -127,7 +128,7 @@ def test_the_page_and_the_json_list_the_cuts(quick: Report) -> None:
 # -- texts that come from the rows ------------------------------------------------------------------------------------
 def undrawn(report: Report) -> str:
     """The page without its figures: drawing them takes most of the time."""
-    return render(replace(report, figures=()), command="")
+    return render(replace(report, figures=(), beside={}), command="")
 
 
 def test_the_title_names_the_datasets_of_the_rows(paper: Report, quick: Report) -> None:
