@@ -105,7 +105,9 @@ def test_every_figure_has_a_thumbnail_with_its_verdict_that_links_down(report: R
 
 def test_the_answer_has_the_numbers_of_figure_1b(page: str) -> None:
     start = page.index('class="answer">')
-    assert re.search(r"Yes: .* penalty λ = 2⁻³ reaches \d\d\.\d %", page[start : page.index("</p>", start)])
+    assert re.search(
+        r"Yes: .* penalty λ = 2⁻³ reaches \d\d\.\d %", page[start : page.index("</p>", start)].replace("\u00a0", " ")
+    )
 
 
 def test_every_figure_is_drawn_with_its_runs(report: Report, page: str) -> None:

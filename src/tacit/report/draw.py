@@ -108,6 +108,8 @@ def x_axis(panel: Panel) -> Axis:
         step = max(1, math.ceil((high - min(exponents, default=low) + 1) / MOST_TICKS))
         last = round(high)
         ticks = [(float(k), exponent_text(k)) for k in range(round(min(exponents)), last + 1) if (k - last) % step == 0]
+    elif high - min(exponents) >= 3:  # sums such as λ + ε lie between powers of two
+        ticks = [(float(k), exponent_text(k)) for k in range(math.ceil(min(exponents)), math.floor(high) + 1)]
     else:
         step = math.ceil(len(positive) / MOST_TICKS)
         ticks = [(place(value), power(value)) for value in positive[::step]]
@@ -195,7 +197,7 @@ def draw_panel(panel: Panel, *, prefix: str) -> list[str]:
     lost = sum(value < floor for point in points for value, _ in point.runs if point.summary.value >= floor)
     told = [f"{below} point{'s' * (below > 1)}"] * bool(below) + [f"{lost} run{'s' * (lost > 1)}"] * bool(lost)
     if told:
-        parts.append(svg_text(WIDTH - RIGHT, HEIGHT - BOTTOM - 6, f"↓ {' and '.join(told)} below", "end"))
+        parts.append(svg_text(WIDTH - RIGHT, 12, f"↓ {' and '.join(told)} below", "end"))
     return parts
 
 

@@ -27,9 +27,11 @@ def gauge(criterion: Criterion) -> str:
     inside = {"within": (bounds[0], bounds[-1]), "above": (bounds[0], high), "below": (low, bounds[0])}[criterion.kind]
     left, right = at(inside[0]), at(inside[1])
     parts = [f'<rect class="zone" x="{left:.1f}" y="4" width="{right - left:.1f}" height="18"/>']
+    if right - left > 60:
+        parts.append(svg_text((left + right) / 2, 35, "agrees"))
     for bound in bounds:
         parts.append(f'<path class="grid" d="M{at(bound):.1f} 2V24"/>')
-        parts.append(svg_text(at(bound), 35, f"{bound:g}"))
+        parts.append(svg_text(at(bound), 35, f"{bound:g}".replace("-", "−")))
     if math.isfinite(found.value):
         if not math.isnan(found.low):
             parts.append(f'<path class="reach" d="M{at(found.low):.1f} 13H{at(found.high):.1f}"/>')
@@ -39,6 +41,8 @@ def gauge(criterion: Criterion) -> str:
         parts.append(f'<circle class="value" cx="{at(found.value):.1f}" cy="13" r="4.5"/>')
     if criterion.paper is not None:
         parts.append(f'<path class="theirs" d="M{at(criterion.paper):.1f} 1l4 -5h-8Z" transform="translate(0 5)"/>')
+        anchor = "start" if at(criterion.paper) < WIDTH * 0.7 else "end"
+        parts.append(svg_text(at(criterion.paper) + (7 if anchor == "start" else -7), 0, "paper", anchor))
     label = html.escape(f"{criterion.text}; agrees if {criterion.rule}")
     inner = "".join(parts)
-    return f'<svg class="gauge" viewBox="0 -2 {WIDTH:g} 39" role="img" aria-label="{label}">{inner}</svg>'
+    return f'<svg class="gauge" viewBox="0 -10 {WIDTH:g} 48" role="img" aria-label="{label}">{inner}</svg>'

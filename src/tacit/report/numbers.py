@@ -29,8 +29,17 @@ class Interval:
 
     def text(self, digits: int = 1) -> str:
         """`5.2 [4.1, 6.3]`, or the number alone when there is no interval."""
-        number = f"{self.value:.{digits}f}"
-        return number if math.isnan(self.low) else f"{number} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        number, low, high = (_written(each, digits) for each in (self.value, self.low, self.high))
+        return number if math.isnan(self.low) else f"{number} [{low}, {high}]"
+
+
+def _written(value: float, digits: int) -> str:
+    """
+    >>> _written(-0.04, 1), _written(-1.26, 1), _written(math.inf, 1)
+    ('0.0', '−1.3', '∞')
+    """
+    text = f"{value:.{digits}f}".replace("inf", "∞")
+    return text.replace("-", "−") if float(text.replace("∞", "1")) else text.replace("-", "")
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,10 @@ RATIOS = np.linspace(-1.0, 4.0, 501)
 
 
 def ratio(numerator: Callable[[float], Number], value: float, *, among: Array = RATIOS) -> Number:
-    """A ratio r of two numbers by Fieller's argument: all r for which numerator(r) = top − r · bottom may be 0."""
+    """A ratio r of two numbers by Fieller's argument: all r for which numerator(r) = top − r · bottom may be 0.
+
+    `among` are the ratios tried; an interval that reaches the last of them has no upper end.
+    """
     numbers = [numerator(float(r)) for r in among]
 
     def ends(level: float) -> tuple[float, float]:
@@ -111,6 +123,8 @@ def ratio(numerator: Callable[[float], Number], value: float, *, among: Array = 
                 return math.nan, math.nan
             if low <= 0 <= high:
                 possible.append(float(r))
-        return (possible[0], possible[-1]) if possible else (value, value)
+        if not possible:
+            return value, math.inf if value >= among[-1] else value
+        return possible[0], math.inf if possible[-1] == among[-1] else possible[-1]
 
     return Number(value, ends, numbers[0].seeds)

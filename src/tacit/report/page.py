@@ -34,6 +34,7 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
         loader=PackageLoader("tacit.report", "."), autoescape=select_autoescape(default=True), trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["nobreak"] = lambda text: text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
     figures = [*report.figures, *report.beside.values()]
     light, dark = stylesheet(class_name(curve) for f in figures for panel in f.panels for curve in panel.curves)
     hero = next((figure for figure in report.figures if figure.id == HERO), next(iter(report.figures), None))

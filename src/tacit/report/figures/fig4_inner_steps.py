@@ -117,7 +117,7 @@ def draw_7c(source: Source) -> Drawing:
             criteria.append(
                 Criterion(lost, f"points below n = {first}: {name}", "within", 100 * rules.ALIKE, name=name)
             )
-    listed = "; ".join(f"{criterion.name}: {criterion.number.value:+.1f}" for criterion in criteria)
+    listed = "; ".join(f"{criterion.name}: {criterion.number.interval().text()}" for criterion in criteria)
     return Drawing(
         panels=(budget_panel(source, points),),
         says=f"{OVER_BUDGETS}, at constant rates.",
