@@ -288,3 +288,15 @@ def test_two_views_with_gradients_at_right_angles_are_no_missed_use() -> None:
     first, second = torch.eye(8)[:1].expand(40, 8), torch.eye(8)[1:2].expand(40, 8)
     penalty = GradientPenalty(model, 0.7, method="gram", exclude="bias")
     penalty.backward(lambda: model(first).square().mean(), second_view=lambda: model(second + 1e-7).square().mean())
+
+
+def test_a_gradient_of_zero_is_no_missed_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the fuzz: by symmetry all gradients are rounding, some 1e-17, and two ways round differently."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Softmax(-1), nn.Linear(5, 5), nn.Softmax(-1)).double()
+    inputs = numbers(40, 8, seed=1)
+    plain = gram._inner_product
+    monkeypatch.setattr(gram, "_inner_product", lambda views, parameters: 1e-9 * plain(views, parameters))
+    # Probabilities add up to 1, whatever the weights are.
+    GradientPenalty(model, 0.7, method="gram").backward(lambda: (model(inputs).sum(-1) * 1.7).mean())
+    assert all(float(parameter.grad.abs().max()) < 1e-15 for parameter in model.parameters())
