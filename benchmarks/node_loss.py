@@ -43,7 +43,7 @@ class Saboteur(runner.Watcher):
             self.lost_at = done
             print(f"killed one of two nodes at {done:.0%}", file=sys.stderr)
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         self.texts.append(text)
         print(text, file=sys.stderr)
 

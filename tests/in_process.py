@@ -9,7 +9,7 @@ from typing import Any
 
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
-from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.wire import Message
 from tacit.studies.runner import Watcher
 from tacit.studies.train.checkpoint import DamagedCheckpointError
@@ -32,7 +32,7 @@ class InProcess:
     def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
         self.data, self.checkpoint_every = data, checkpoint_every
 
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+    def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
         for task in tasks:
             training = Training(task.fleet, self.data)
             if task.checkpoint is not None:
@@ -58,7 +58,7 @@ class Listener(Watcher):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         self.texts.append(text)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 def provenance() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "commit": _commit(),
-        "machine": {"system": platform.system(), "architecture": platform.machine(), "processor": _processor()}
+        "commit": commit(),
+        "machine": {"system": platform.system(), "architecture": platform.machine(), "processor": processor()}
         | {"cores": os.cpu_count()},
     }
 
@@ -31,7 +31,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout this package runs from, `-dirty` when files differ from it; None when installed."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -46,7 +46,8 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor, where the system gives one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What every progress display shares: sentences go above the bar, or to stderr where there is no terminal."""
+"""What every progress display shares: warnings go above the bar, or to stderr where there is no terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TerminalBar:
     bar: Any = None
     task: Any = None
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:

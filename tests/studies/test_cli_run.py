@@ -175,7 +175,7 @@ def test_sigterm_stays_sigterm_when_a_library_makes_a_ctrl_c_of_it() -> None:
     assert not isinstance(stopped.value, Terminated)
 
 
-def test_what_is_under_way_is_finished_before_a_signal_is_heard() -> None:
+def test_what_is_under_way_is_finished_before_a_signal_is_handled() -> None:
     done: list[int] = []
 
     def steps(*sent: signal.Signals) -> None:
@@ -270,7 +270,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: 
     display = Display(line_seconds=0.0)
     display.planned(Plan(study, tuple(pack(study.runs)), 2, 3.0))
     display.advanced(0.5)
-    display.said("a worker was killed")
+    display.warned("a worker was killed")
     display.ended()
     plan, line, warning = capsys.readouterr().err.splitlines()
     assert plan == "small: 4 runs in 1 fleet, about 3 s on 2 workers"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from tacit import __version__
 from tacit._errors import InputError
 from tacit._files import write_atomically
+from tacit._provenance import commit, processor
 from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
@@ -117,34 +117,16 @@ def _costs(workload: Workload, *, budget: float, at_least: int) -> list[dict[str
     return rows
 
 
-def commit() -> str | None:
-    """The version of the source that was measured, where git can tell."""
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
 def machine() -> dict[str, Any]:
     """What the numbers depend on, and nothing that names the machine."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def write(result: dict[str, Any], path: Path) -> None:

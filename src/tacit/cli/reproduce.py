@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import sys
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
@@ -91,7 +92,8 @@ def reproduce(
         with closing(runner.make_executor(executor, workers, address=address, device=device)) as chosen:
             for name, study in studies.items():
                 try:
-                    runner.run(study, folder, executor=chosen, workers=workers, watcher=Display())
+                    with redirect_stdout(sys.stderr):  # Ray prints pages about lost workers
+                        runner.run(study, folder, executor=chosen, workers=workers, watcher=Display())
                 except FleetsFailedError as failed:
                     failures.append(f"{name}: {failed}")
     except KeyboardInterrupt as stopped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,10 +77,11 @@ def run(
         print("\n".join(_models(plan)))
         return
     try:
-        rows = runner.run(
-            study, folder, executor=executor, address=address, device=device, workers=workers, attempts=attempts,
-            watcher=Display(),
-        )  # fmt: skip
+        with redirect_stdout(sys.stderr):  # Ray prints pages about lost workers: stdout is for results
+            rows = runner.run(
+                study, folder, executor=executor, address=address, device=device, workers=workers, attempts=attempts,
+                watcher=Display(),
+            )  # fmt: skip
     except KeyboardInterrupt as stopped:
         typer.echo(stopped_message(folder), err=True)
         raise typer.Exit(exit_code(stopped)) from None

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacit._errors import InputError
+from tacit._errors import InputError, TacitError
+from tacit._files import write_atomically
 from tacit._parsing import MEGABYTE, parse_json, read_bounded
 from tacit.studies.data.cache import cache_folder
 from tacit.studies.execute import machine
@@ -38,12 +39,8 @@ def store_rate(workers: int, rate: float) -> None:
     """Best effort: without a writable cache the next process measures again."""
     key = _key(workers)
     _SEEN[key] = [*_rates(workers), rate][-KEPT:]
-    path = _path()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({**_read(), key: _SEEN[key]}, indent=1))
-        temporary.replace(path)
+    with contextlib.suppress(TacitError):
+        write_atomically(_path(), json.dumps({**_read(), key: _SEEN[key]}, indent=1))
 
 
 def memory(fleet: Fleet) -> float:

@@ -1,4 +1,4 @@
-"""A study's progress for people: a bar with rate and remaining time on a terminal, a line now and then elsewhere."""
+"""A study's progress for people: a bar with rate and remaining time on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 

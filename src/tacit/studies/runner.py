@@ -34,7 +34,7 @@ LOG = logging.getLogger("tacit.studies")
 
 
 class Watcher:
-    """What a study tells while it runs. This one logs; the command line draws."""
+    """Receives the plan, progress and warnings of a study while it runs. This one logs; the command line draws."""
 
     def planned(self, plan: Plan) -> None:
         LOG.info("%s", plan)
@@ -42,7 +42,7 @@ class Watcher:
     def advanced(self, done: float) -> None:
         """`done` is the share of the work that was left at the start, from 0 to 1."""
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         LOG.warning("%s", text)
 
     def ended(self) -> None:
@@ -75,13 +75,15 @@ def run(
     study = load_study(source, overrides=overrides)
     folder = results_folder(study, into)
     watcher = watcher or Watcher()
-    local_cores = _uses_local_cores(executor, device)  # otherwise rates measured on this machine do not apply
+    local_cores = _uses_local_cores(
+        executor, device, address=address
+    )  # otherwise rates measured on this machine do not apply
     try:
         if local_cores:
             estimate.refuse_absurd(folder.unfinished(study), name=study.name, workers=workers or cores())
         with terminable(), folder.locked(), contextlib.ExitStack() as opened:
             for message in folder.move_damage_aside():
-                watcher.said(message)
+                watcher.warned(message)
             fleets = folder.open_for(study)
             folder.tidy_finished()
             if not fleets:
@@ -112,16 +114,16 @@ def _prepare(runs: Sequence[RunSpec]) -> None:
         try_own_code(runs)
 
 
-def _uses_local_cores(executor: str | Executor, device: str | None) -> bool:
+def _uses_local_cores(executor: str | Executor, device: str | None, *, address: str | None) -> bool:
     """Whether fleets train on cores of this machine; a wrong name is refused here, before anything is done."""
     if not isinstance(executor, str):
         return executor.local_cores
     known_executor(executor)
     known_device(device)
     if executor == "ray":
-        from tacit.studies.execute.ray.session import import_ray
+        from tacit.studies.execute.ray.session import import_ray, is_cluster
 
-        import_ray()
+        import_ray(for_cluster=is_cluster(address))
     return executor != "ray" and trains_on(device) == "cpu"
 
 

@@ -239,7 +239,7 @@ CHILD = textwrap.dedent("""
     class Told(Watch):
         def received(self, done, total):
             print("received", flush=True)
-        def said(self, text):
+        def warned(self, text):
             print(text, flush=True)
 
     fetch_file(at(sys.argv[1]), Path(sys.argv[2]), watch=Told())

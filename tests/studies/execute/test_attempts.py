@@ -12,7 +12,7 @@ from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.describe.study import parse_study
 from tacit.studies.execute.attempts import Attempts, FleetsFailedError
-from tacit.studies.execute.executor import Task
+from tacit.studies.execute.executor import FleetTask
 from tacit.studies.execute.pool import FALSE_STARTS, Lost, Worker, WorkerPool
 from tacit.studies.execute.wire import Message
 from tacit.studies.plan import Plan
@@ -58,7 +58,7 @@ class ScriptedPool(WorkerPool):
         self.made.append(Scripted(self))
         return self.made[-1]
 
-    def _listen(self) -> list[tuple[Worker, Heard]]:
+    def _receive(self) -> list[tuple[Worker, Heard]]:
         for worker in self._pool:
             if not worker.ready:
                 return [(worker, self.start_with)]
@@ -84,7 +84,7 @@ def failed(text: str = "Traceback ...\nValueError: no") -> Message:
 
 def test_losses_and_exceptions_count_alike_and_the_third_gives_the_fleet_up() -> None:
     pool, book = ScriptedPool({ONE.id: [Lost("was killed"), failed(), Lost("was killed")], TWO.id: [ROWS]}), Book()
-    pool.run([Task(ONE), Task(TWO)], book)
+    pool.run([FleetTask(ONE), FleetTask(TWO)], book)
     assert book.kinds(ONE) == ["warning", "warning", "failed"]
     assert book.kinds(TWO) == ["rows"]
     assert book.heard[2][1].facts == {"text": "its worker was killed", "attempts": 3}
@@ -93,55 +93,55 @@ def test_losses_and_exceptions_count_alike_and_the_third_gives_the_fleet_up() ->
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_the_number_of_attempts_can_be_chosen(limit: int) -> None:
     pool, book = ScriptedPool({ONE.id: [Lost("was killed")] * 9}, attempts=limit), Book()
-    pool.run([Task(ONE)], book)
+    pool.run([FleetTask(ONE)], book)
     assert book.kinds(ONE) == ["warning"] * (limit - 1) + ["failed"]
 
 
 def test_a_fleet_that_succeeds_at_last_is_not_failed() -> None:
     pool, book = ScriptedPool({ONE.id: [Lost("was killed"), Lost("was killed"), ROWS]}), Book()
-    pool.run([Task(ONE)], book)
+    pool.run([FleetTask(ONE)], book)
     assert book.kinds(ONE) == ["warning", "warning", "rows"]
 
 
 def test_a_retry_starts_from_the_last_checkpoint_that_arrived() -> None:
     early, late = Message("checkpoint", content=b"early"), Message("checkpoint", content=b"late")
     pool = ScriptedPool({ONE.id: [early, late, failed(), Lost("was killed"), ROWS]})
-    pool.run([Task(ONE, b"stored")], Book())
+    pool.run([FleetTask(ONE, b"stored")], Book())
     assert [message.content for message in pool.sent if message.kind == "train"] == [b"stored", b"late", b"late"]
 
 
 def test_a_worker_that_raised_is_not_used_again() -> None:
     pool = ScriptedPool({ONE.id: [failed(), ROWS]})
-    pool.run([Task(ONE)], Book())
+    pool.run([FleetTask(ONE)], Book())
     assert [worker.ended for worker in pool.made] == [True, False]
 
 
 def test_a_worker_that_cannot_start_anywhere_ends_the_study_with_a_sentence() -> None:
     pool = ScriptedPool({}, start=Lost("ended with code 1", broken=True))
     with pytest.raises(TacitError, match="a worker ended with code 1 while starting"):
-        pool.run([Task(ONE)], Book())
+        pool.run([FleetTask(ONE)], Book())
     assert len(pool.made) == 1
 
 
 def test_workers_that_are_lost_before_they_are_ready_do_not_go_on_for_ever() -> None:
     pool = ScriptedPool({}, attempts=100, start=Lost("was killed"))
     with pytest.raises(TacitError, match="while starting"):
-        pool.run([Task(ONE)], Book())
+        pool.run([FleetTask(ONE)], Book())
     assert len(pool.made) == FALSE_STARTS
 
 
 def test_a_machine_lost_while_many_workers_start_on_it_does_not_end_the_study() -> None:
     pool = ScriptedPool({ONE.id: [ROWS]}, attempts=100, start=Lost("was lost with its machine"), workers=32)
-    real = pool._listen
+    real = pool._receive
 
     def listen() -> list[tuple[Worker, Heard]]:
         if len(pool.made) > 32:  # the next ones start on another machine
             pool.start_with = Message("ready")
         return real()
 
-    pool._listen = listen  # type: ignore[method-assign]
+    pool._receive = listen  # type: ignore[method-assign]
     book = Book()
-    pool.run([Task(ONE)], book)
+    pool.run([FleetTask(ONE)], book)
     assert book.kinds(ONE)[-1] == "rows"
 
 
@@ -151,11 +151,11 @@ def test_a_first_fleet_that_fails_while_the_rate_is_measured_is_tried_like_any_o
     class Failing(ScriptedPool):
         local_cores = False  # no rate of earlier studies
 
-        def _listen(self) -> list[tuple[Worker, Heard]]:
+        def _receive(self) -> list[tuple[Worker, Heard]]:
             if self.sent and self.sent[-1].kind == "calibrate":
                 self.sent.pop()
                 return [(self._pool[0], failed("Traceback\nOutOfMemoryError: too big"))]
-            return super()._listen()
+            return super()._receive()
 
     monkeypatch.setattr(runner, "load", lambda name: None)  # nothing is trained here
     pool = Failing({ONE.id: [failed()] * 3, TWO.id: [ROWS]})
@@ -171,8 +171,8 @@ def test_a_first_fleet_that_fails_while_the_rate_is_measured_is_tried_like_any_o
 def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:
     book, error = Book(), "Traceback\n  somewhere\nMemoryError: too big.\n"
     attempts = Attempts()
-    attempts.again(Task(ONE), None, error=error, watch=book)
-    attempts.again(Task(ONE), b"checkpoint", error=error, watch=book)
+    attempts.again(FleetTask(ONE), None, error=error, handle=book)
+    attempts.again(FleetTask(ONE), b"checkpoint", error=error, handle=book)
     assert [message.facts["text"] for _, message in book.heard] == [
         f"fleet {ONE.id}: MemoryError: too big; it starts over (failure 1 of 3).",
         f"fleet {ONE.id}: MemoryError: too big; it goes on from its last checkpoint (failure 2 of 3).",

@@ -23,7 +23,14 @@ from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.attempts import FleetsFailedError
 from tacit.studies.execute.ray.executor import RayExecutor, _Actor, _ending
-from tacit.studies.execute.ray.session import RaySession, _ask, import_ray, loopback_only, remove_leftovers, store_bytes
+from tacit.studies.execute.ray.session import (
+    LOOPBACK,
+    RaySession,
+    _check_head,
+    import_ray,
+    remove_leftovers,
+    store_bytes,
+)
 from tacit.studies.execute.ray.worker import UNREAD, QueuePipe
 from tacit.studies.execute.signals import Terminated
 from tacit.studies.execute.wire import Message
@@ -31,9 +38,11 @@ from tacit.studies.runner import Watcher
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import pack
 
+os.environ[LOOPBACK] = "0"  # before Ray is imported: clusters of tests stay on this machine
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'tacit[ray]'")
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster, not one in each process of the test suite
+
 STUDY = """
 name = "small"
 [fixed]
@@ -74,15 +83,14 @@ def straight(study: Study, data: Data, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def cluster(own_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A head and a node of one core each, on this machine."""
-    import_ray()
+    import_ray(for_cluster=False)
     from ray.cluster_utils import Cluster
 
-    with loopback_only():
-        made = Cluster()
-        add_node(made, include_dashboard=False)
-        add_node(made)
-        yield made
-        made.shutdown()
+    made = Cluster()
+    add_node(made, include_dashboard=False)
+    add_node(made)
+    yield made
+    made.shutdown()
 
 
 def add_node(cluster: Any, **options: Any) -> None:
@@ -126,7 +134,7 @@ class Saboteur(Watcher):
         self.went_on_from_checkpoint = False
         self.struck: set[Any] = set()
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         self.texts.append(text)
 
     def advanced(self, done: float) -> None:
@@ -145,7 +153,7 @@ def wait_for_workers(executor: RayExecutor, study: Study) -> None:
     executor._put_data(pack(study.runs))
     executor._start_missing(executor.workers)
     while not all(worker.ready for worker in executor._pool):
-        for worker, heard in executor._listen():
+        for worker, heard in executor._receive():
             assert isinstance(heard, Message)
             assert heard.kind == "ready"
             worker.ready = True
@@ -350,7 +358,7 @@ def test_an_address_where_nobody_answers_is_a_sentence(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuses)
-    monkeypatch.setattr("tacit.studies.execute.ray.session._ask", lambda address: None)
+    monkeypatch.setattr("tacit.studies.execute.ray.session._check_head", lambda address: None)
     with pytest.raises(TacitError, match=r"answers at 'auto': Could not read the cluster\. Start"):
         RaySession("auto", cpus=1)
 
@@ -383,12 +391,10 @@ def test_an_address_that_takes_a_call_and_says_nothing_is_given_up(monkeypatch: 
 
 def test_a_cluster_that_wants_another_token_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Ray 2.60 writes when the token is missing or wrong."""
-    refusal = "raise AuthenticationError('Unauthenticated: InvalidAuthToken')"
-    monkeypatch.setattr(
-        "tacit.studies.execute.ray.session.PROBE", f"class AuthenticationError(Exception): ...\n{refusal}"
-    )
-    with pytest.raises(PermissionError, match="it wants another token; set RAY_AUTH_TOKEN"):
-        _ask("head:6379")
+    refusal = subprocess.CompletedProcess([], 1, "", "AuthenticationError: Unauthenticated: InvalidAuthToken\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: refusal)
+    with pytest.raises(PermissionError, match="it wants a token; set RAY_AUTH_MODE to token and RAY_AUTH_TOKEN"):
+        _check_head("head:6379")
 
 
 def test_sigterm_while_ray_starts_is_the_studys_own_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.execute import worker
 from tacit.studies.execute.attempts import FleetsFailedError
-from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.plan import make_plan
 from tacit.studies.store.folder import ResultsFolder
@@ -61,7 +61,7 @@ def test_a_finished_study_trains_nothing_again(tmp_path: Path, data: Data) -> No
     rows = runner.run(SMALL, tmp_path, executor=InProcess(data))
 
     class Refuses(InProcess):
-        def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+        def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
             assert not tasks
 
     assert runner.run(SMALL, tmp_path, executor=Refuses(data)) == rows

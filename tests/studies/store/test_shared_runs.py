@@ -14,7 +14,7 @@ from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, load_study, parse_study
-from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.plan import make_plan
 from tacit.studies.store.folder import ResultsFolder, read_rows
 from tacit.studies.store.status import folder_status
@@ -30,7 +30,7 @@ class Counting(InProcess):
         super().__init__(data)
         self.trained: list[str] = []
 
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+    def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
         self.trained += [run.hash for task in tasks for run in task.fleet.runs]
         super().run(tasks, watch)
 
@@ -90,7 +90,7 @@ def test_a_fleet_goes_on_from_its_checkpoint_though_the_packing_has_changed(
     runner.run(small, tmp_path / "straight", executor=InProcess(data))
 
     class Dies(InProcess):
-        def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+        def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
             super().run(tasks[:1], watch)
             raise KeyboardInterrupt
 

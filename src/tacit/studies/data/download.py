@@ -39,7 +39,7 @@ class Watch:
     def received(self, done: int, total: int) -> None:
         """`done` of `total` bytes are here; `done` may fall when a transfer begins anew."""
 
-    def said(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         LOG.warning("%s", text)
 
     def ended(self) -> None:
@@ -112,7 +112,7 @@ def _from_any_address(published: Published, target: Path, part: IO[bytes], watch
             return
         except _FailedError as error:
             failures.append(f"{host} {error}")
-            watch.said(f"{published.name}: {host} {error}")
+            watch.warned(f"{published.name}: {host} {error}")
     raise InputError(
         f"{published.name} could not be fetched: {'; '.join(failures)}. Check the network and run the same command "
         f"again, which goes on where it stopped, or put the file into {target.parent} yourself."
@@ -230,7 +230,7 @@ def _part_of(target: Path, watch: Watch) -> Iterator[IO[bytes]]:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                watch.said(f"{target.name}: another process is fetching it; waiting")
+                watch.warned(f"{target.name}: another process is fetching it; waiting")
                 fcntl.flock(part, fcntl.LOCK_EX)
             if not _is_at(path, part):
                 continue  # it was finished and renamed while this process waited

@@ -1,4 +1,4 @@
-"""What a study asks of an executor: it takes fleets and tells what happens; it knows nothing of files.
+"""What a study needs from an executor: it trains fleets and sends messages; it knows nothing of files.
 
 A fleet is a task: a pure function of its runs, the data and perhaps a checkpoint, returning rows. `local.LocalExecutor`
 runs tasks in processes of this machine, one core and one thread each; `ray.executor.RayExecutor` in workers of a
@@ -16,7 +16,7 @@ from tacit.studies.train.packing import Fleet
 
 
 @dataclass(frozen=True)
-class Task:
+class FleetTask:
     """One fleet to train, from a checkpoint if there is one."""
 
     fleet: Fleet
@@ -24,11 +24,11 @@ class Task:
     checkpoint_seconds: float = 10.0
 
 
-Watch = Callable[[Fleet, Message], None]
+MessageHandler = Callable[[Fleet, Message], None]
 
 
 class Executor(Protocol):
-    """What a study needs: train all tasks, telling `watch` of progress, checkpoints, warnings, rows and failures."""
+    """What a study needs: train all tasks, calling `handle` with progress, checkpoints, warnings, rows and failures."""
 
     @property
     def workers(self) -> int:
@@ -38,7 +38,7 @@ class Executor(Protocol):
     def local_cores(self) -> bool:
         """Whether fleets train on cores of this machine, so that their rates are worth keeping for estimates."""
 
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None: ...
+    def run(self, tasks: Sequence[FleetTask], handle: MessageHandler) -> None: ...
 
     def calibrate(self, fleets: Sequence[Fleet]) -> float: ...
 

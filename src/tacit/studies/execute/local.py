@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 
 from tacit.studies.execute.attempts import ATTEMPTS
 from tacit.studies.execute.machine import ONE_THREAD, known_device, trains_on
-from tacit.studies.execute.pool import Lost, Worker, WorkerPool
+from tacit.studies.execute.pool import Event, Lost, Worker, WorkerPool
 from tacit.studies.execute.wire import Message, receive, send
 
 
@@ -23,7 +23,7 @@ class _Process(Worker):
     pipe: Connection = field(kw_only=True)
 
     def send(self, message: Message) -> None:
-        with contextlib.suppress(OSError):  # it died: listening will tell
+        with contextlib.suppress(OSError):  # it died: `_receive` will report it
             send(self.pipe, message)
 
     def end(self) -> None:
@@ -53,18 +53,18 @@ class LocalExecutor(WorkerPool):
     def _start(self) -> Worker:
         return _start(self.device)
 
-    def _listen(self) -> list[tuple[Worker, Message | Lost]]:
+    def _receive(self) -> list[tuple[Worker, Event]]:
         pool = [worker for worker in self._pool if isinstance(worker, _Process)]
         arrived = wait([worker.pipe for worker in pool], timeout=1.0)
-        heard: list[tuple[Worker, Message | Lost]] = []
+        events: list[tuple[Worker, Event]] = []
         for worker in [worker for worker in pool if worker.pipe in arrived]:
             try:
-                heard.append((worker, receive(worker.pipe)))
+                events.append((worker, receive(worker.pipe)))
             except (EOFError, OSError):
                 code = worker.process.wait()
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                heard.append((worker, Lost(how, broken=code not in (-signal.SIGKILL, -signal.SIGTERM))))
-        return heard
+                events.append((worker, Lost(how, broken=code not in (-signal.SIGKILL, -signal.SIGTERM))))
+        return events
 
 
 def _start(device: str | None = None) -> _Process:

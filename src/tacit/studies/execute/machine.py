@@ -19,7 +19,7 @@ def cores() -> int:
 
 
 def machine_memory() -> float:
-    """Bytes of this machine; infinite where the system does not tell."""
+    """Bytes of this machine; infinite where the system does not report it."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, OSError, ValueError):

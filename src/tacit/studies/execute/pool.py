@@ -1,6 +1,7 @@
-"""The loop of an executor with workers: hand out fleets, hear what workers say, try again what failed.
+"""The loop of an executor with workers: send fleets to workers, handle their messages, repeat what failed.
 
-The same for processes of this machine and for a cluster: what differs is how a worker is started, spoken to and heard.
+The same for processes of this machine and for a cluster: they differ in how a worker is started and how
+messages are sent and received.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass, replace
 from tacit._arguments import whole_number
 from tacit._errors import InputError, TacitError
 from tacit.studies.execute.attempts import ATTEMPTS, Attempts
-from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.signals import uninterrupted
 from tacit.studies.execute.wire import Message
 from tacit.studies.train.packing import Fleet
 
-LAST_WORDS_SECONDS = 15.0  # how long stopping waits for the workers' last checkpoints
+LAST_CHECKPOINT_SECONDS = 15.0  # how long stopping waits for the workers' last checkpoints
 PROGRESS_SECONDS = 0.3  # between two reports of a worker; more when there are many workers
 FALSE_STARTS = 10  # workers in a row that were gone before they were ready: then something is wrong for all of them
 LOST_AT_ONCE = 3  # times all workers: machines that are lost while many workers start there are no such sign
@@ -30,6 +31,9 @@ class Lost:
 
     how: str
     broken: bool = False
+
+
+Event = Message | Lost  # what an executor receives from a worker
 
 
 class RateUnknownError(TacitError):
@@ -45,13 +49,13 @@ class _LostWhileCalibratingError(Exception):
 class Worker(ABC):
     """One worker as its executor sees it."""
 
-    task: Task | None = None
+    task: FleetTask | None = None
     ready: bool = False
     checkpoint: bytes | None = None  # the last one of its task
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Never raises: that a worker is gone is heard by listening."""
+        """Never raises: that a worker is gone is an event of `_receive`."""
 
     @abstractmethod
     def end(self) -> None:
@@ -64,7 +68,7 @@ class WorkerPool(ABC):
     waits_until_ready = False  # whether a fleet is handed only to a worker that is known to run
     keeps_idle = True  # whether workers without a fleet stay for the next study
     progress_seconds = PROGRESS_SECONDS
-    last_words = "see above"  # where to read more about a worker that was lost
+    more_information = "see above"  # where to read more about a worker that was lost
 
     def __init__(self, workers: int, *, attempts: int = ATTEMPTS) -> None:
         self.workers = whole_number("workers", workers, at_least=1)
@@ -76,25 +80,25 @@ class WorkerPool(ABC):
     def _start(self) -> Worker: ...
 
     @abstractmethod
-    def _listen(self) -> list[tuple[Worker, Message | Lost]]:
+    def _receive(self) -> list[tuple[Worker, Event]]:
         """What arrived within about a second."""
 
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
-        """Train every task; one that fails is tried again from its last checkpoint, as `Attempts` says."""
+    def run(self, tasks: Sequence[FleetTask], handle: MessageHandler) -> None:
+        """Train every task; one that fails is tried again from its last checkpoint, as often as `Attempts` allows."""
         waiting, attempts = list(tasks), Attempts(self.attempts)
         try:
             while waiting or any(worker.task for worker in self._pool):
-                with uninterrupted():  # half a frame read, or rows heard and not stored, would be lost
+                with uninterrupted():  # half a frame, or rows that were received and not stored, would be lost
                     self._hand_out(waiting)
-                    for worker, heard in self._listen():
-                        again = self._heard(worker, heard, attempts, watch)
+                    for worker, event in self._receive():
+                        again = self._handle(worker, event, attempts, handle)
                         if again is not None:
                             waiting.insert(0, again)
             if not self.keeps_idle:
                 for worker in [*self._pool]:
                     self._forget(worker)
         except KeyboardInterrupt:
-            self._collect_last_words(watch)
+            self._collect_last_checkpoints(handle)
             raise
         except BaseException:
             self.close()  # rows that cannot be stored need no workers
@@ -108,27 +112,27 @@ class WorkerPool(ABC):
             except _LostWhileCalibratingError as lost:
                 if lost.lost.broken or attempt == self.attempts:
                     kind = TacitError if lost.lost.broken else RateUnknownError
-                    raise kind(f"a worker {lost.lost.how} while starting; {self.last_words}.") from None
+                    raise kind(f"a worker {lost.lost.how} while starting; {self.more_information}.") from None
         raise AssertionError("a number of attempts is at least 1")
 
     def _calibrate(self, fleets: Sequence[Fleet]) -> float:
         self._start_missing(1)
-        asked = self._pool[0]
-        asked.send(Message("calibrate", {"runs": [run.model_dump() for run in fleets[0].runs]}))
+        measured = self._pool[0]
+        measured.send(Message("calibrate", {"runs": [run.model_dump() for run in fleets[0].runs]}))
         while True:
-            for worker, heard in self._listen():
-                if isinstance(heard, Lost):
+            for worker, event in self._receive():
+                if isinstance(event, Lost):
                     self._forget(worker)
-                    if worker is asked:
-                        raise _LostWhileCalibratingError(heard)
-                elif heard.kind == "ready":
+                    if worker is measured:
+                        raise _LostWhileCalibratingError(event)
+                elif event.kind == "ready":
                     worker.ready = True
-                elif heard.kind == "rate":
-                    return float(heard.facts["rate"])
-                elif heard.kind == "failed":
+                elif event.kind == "rate":
+                    return float(event.facts["rate"])
+                elif event.kind == "failed":
                     self._forget(worker)
-                    text = heard.facts["text"]
-                    if heard.facts["input"]:
+                    text = event.facts["text"]
+                    if event.facts["input"]:
                         raise InputError(text)
                     raise _LostWhileCalibratingError(Lost(f"failed ({text.strip().splitlines()[-1]})"))
 
@@ -138,7 +142,7 @@ class WorkerPool(ABC):
             self._pool.pop().end()
 
     # -- the loop -------------------------------------------------------------------------------------------------
-    def _hand_out(self, waiting: list[Task]) -> None:
+    def _hand_out(self, waiting: list[FleetTask]) -> None:
         busy = sum(worker.task is not None for worker in self._pool)
         self._start_missing(min(self.workers, busy + len(waiting)))
         for worker in [worker for worker in self._pool if worker.task is None]:
@@ -161,31 +165,31 @@ class WorkerPool(ABC):
         self._pool.remove(worker)
         worker.end()
 
-    def _heard(self, worker: Worker, heard: Message | Lost, attempts: Attempts, watch: Watch) -> Task | None:
-        """Pass on what a worker said; the task to try again if it failed."""
+    def _handle(self, worker: Worker, event: Event, attempts: Attempts, handle: MessageHandler) -> FleetTask | None:
+        """Pass on an event of a worker; returns the task to try again if it failed."""
         task, error = worker.task, ""
-        if isinstance(heard, Lost):
+        if isinstance(event, Lost):
             self._forget(worker)
-            self._count_false_start(worker, heard)
-            error = f"its worker {heard.how}"
-        elif heard.kind == "ready":
+            self._count_false_start(worker, event)
+            error = f"its worker {event.how}"
+        elif event.kind == "ready":
             worker.ready, self._false_starts = True, 0
             return None
-        elif heard.kind == "failed":
+        elif event.kind == "failed":
             self._forget(worker)  # after an exception a device may be unusable for the whole process
-            error = heard.facts["text"]
+            error = event.facts["text"]
         if task is None:
             return None
         if error:
             worker.task = None
-            return attempts.again(task, worker.checkpoint, error=error, watch=watch)
-        assert isinstance(heard, Message)
-        if heard.kind == "checkpoint":
-            worker.checkpoint = heard.content
-        watch(task.fleet, heard)
-        if heard.kind == "checkpoint":
+            return attempts.again(task, worker.checkpoint, error=error, handle=handle)
+        assert isinstance(event, Message)
+        if event.kind == "checkpoint":
+            worker.checkpoint = event.content
+        handle(task.fleet, event)
+        if event.kind == "checkpoint":
             worker.task = replace(task, checkpoint=None)  # the older one is not needed any more
-        elif heard.kind in ("rows", "stopped"):
+        elif event.kind in ("rows", "stopped"):
             worker.task = None
         return None
 
@@ -194,19 +198,19 @@ class WorkerPool(ABC):
             return
         self._false_starts += 1
         if lost.broken or self._false_starts >= max(FALSE_STARTS, LOST_AT_ONCE * self.workers):
-            raise TacitError(f"a worker {lost.how} while starting; {self.last_words}.")
+            raise TacitError(f"a worker {lost.how} while starting; {self.more_information}.")
 
-    def _collect_last_words(self, watch: Watch) -> None:
+    def _collect_last_checkpoints(self, handle: MessageHandler) -> None:
         """Ask every busy worker for a checkpoint, hand those on, and end them all."""
         try:
             for worker in self._pool:
                 worker.send(Message("stop"))
-            end = time.monotonic() + LAST_WORDS_SECONDS
+            end = time.monotonic() + LAST_CHECKPOINT_SECONDS
             while any(worker.task and worker.ready for worker in self._pool) and time.monotonic() < end:
-                for worker, heard in self._listen():
-                    if isinstance(heard, Lost) or heard.kind == "failed":
+                for worker, event in self._receive():
+                    if isinstance(event, Lost) or event.kind == "failed":
                         self._forget(worker)
                     else:
-                        self._heard(worker, heard, Attempts(), watch)
+                        self._handle(worker, event, Attempts(), handle)
         finally:
             self.close()

@@ -1,4 +1,4 @@
-"""How a study is stopped: Ctrl-C and SIGTERM both ask for last checkpoints, and what is then said is true."""
+"""How a study is stopped: Ctrl-C and SIGTERM both make workers send their last checkpoints."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def terminable() -> Iterator[None]:
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    heard = False
+    received = False
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        heard = True
+        nonlocal received
+        received = True
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
-        if heard:  # Ray, while it waits, turns whatever a handler raises into a KeyboardInterrupt
+        if received:  # Ray, while it waits, turns whatever a handler raises into a KeyboardInterrupt
             raise Terminated from None
         raise
     finally:
@@ -69,5 +69,5 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         restore()
-    for heard in waiting:
-        signal.raise_signal(heard)
+    for waited in waiting:
+        signal.raise_signal(waited)

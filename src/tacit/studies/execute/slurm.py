@@ -49,12 +49,12 @@ def script(job: Job, file: Path, overrides: Sequence[str], *, into: Path, bin_fo
     path = f"./{file}" if str(file).startswith("-") else str(file)  # or it would be an option
     words = ["tacit", "run", path, *overrides, "--into", str(into), "--executor", "ray"]
     words += ["--workers", str(workers), "--device", "cuda" if job.gpus else "cpu"]
-    asked = {
+    options = {
         "job-name": f"tacit-{name}", "output": f"tacit-{name}-%j.log", "nodes": job.nodes, "ntasks-per-node": 1,
         "cpus-per-task": job.cpus, "gpus-per-node": job.gpus or None, "time": job.time, "partition": job.partition,
         "account": job.account, "signal": f"B:TERM@{WARNING_SECONDS}",
     }  # fmt: skip
-    sbatch = "\n".join(f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None)
+    sbatch = "\n".join(f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None)
     # Since version 22.05 a step does not inherit the cores per task: without them Ray would have one core.
     step = f"srun --overlap --cpus-per-task={job.cpus}"
     ray_start = f"ray start --num-cpus={job.cpus} --num-gpus={job.gpus} --disable-usage-stats --block"

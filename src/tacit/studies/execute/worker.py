@@ -28,7 +28,7 @@ Load = Callable[[str], "Data"]
 
 
 class StopRequest(BaseException):
-    """The executor asked for an end; the last checkpoint is sent."""
+    """The executor sent `stop`; the last checkpoint is sent."""
 
 
 def prepare_process() -> None:
@@ -65,7 +65,7 @@ def train(pipe: Pipe, message: Message, load: Load) -> None:
         if now - last["checkpoint"] >= every:
             last["checkpoint"] = now
             send(pipe, Message("checkpoint", content=training.checkpoint()))
-        if pipe.poll():  # the only thing an executor says to a busy worker is stop
+        if pipe.poll():  # an executor sends nothing but `stop` to a busy worker
             if receive(pipe).kind == "stop":
                 send(pipe, Message("checkpoint", content=training.checkpoint()))
             raise StopRequest
@@ -106,7 +106,7 @@ def end_with(parent: int) -> None:
 
 
 def serve(pipe: Pipe, load: Load) -> None:
-    """Train what arrives until told to stop; `load` gives the data by name."""
+    """Train the fleets that arrive, until `stop` does; `load` gives the data by name."""
     prepare_process()
     send(pipe, Message("ready"))
     while True:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tacit._counted import counted
 from tacit._provenance import provenance
 from tacit.studies.execute.attempts import FleetsFailedError
-from tacit.studies.execute.executor import Executor, Task
+from tacit.studies.execute.executor import Executor, FleetTask
 from tacit.studies.execute.wire import Message
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train import checkpoint
@@ -18,11 +18,11 @@ from tacit.studies.train.packing import Fleet
 
 
 class ProgressListener(Protocol):
-    """Who is told of progress: a `runner.Watcher`."""
+    """Receives progress and warnings: a `runner.Watcher`."""
 
     def advanced(self, done: float) -> None: ...
 
-    def said(self, text: str) -> None: ...
+    def warned(self, text: str) -> None: ...
 
 
 @dataclass
@@ -45,7 +45,7 @@ class StudyWriter:
         checkpoints = {fleet.id: self.folder.read_checkpoint(fleet.id) for fleet in self.fleets}
         self.at_start = {id: checkpoint.share_done(content or b"") for id, content in checkpoints.items()}
         self.done = dict(self.at_start)
-        tasks = [Task(fleet, checkpoints[fleet.id], self.checkpoint_seconds) for fleet in self.fleets]
+        tasks = [FleetTask(fleet, checkpoints[fleet.id], self.checkpoint_seconds) for fleet in self.fleets]
         executor.run(tasks, self.handle)
         self._refuse_failed()
         began_fresh = not any(checkpoints.values())
@@ -64,7 +64,7 @@ class StudyWriter:
             self.folder.write_checkpoint(fleet.id, message.content)
         elif message.kind == "warning":
             self.warnings[fleet.id] = self.warnings.get(fleet.id, 0) + 1
-            self.watcher.said(message.facts["text"])
+            self.watcher.warned(message.facts["text"])
         elif message.kind == "failed":
             self._give_up(fleet, error=message.facts["text"], attempts=message.facts["attempts"])
         elif message.kind == "rows":
@@ -84,7 +84,7 @@ class StudyWriter:
         facts = {"fleet": fleet.id, "runs": len(fleet.runs), "error": error, "attempts": attempts, "ended": _now()}
         self.folder.write_failure(fleet.id, facts)
         last = error.strip().splitlines()[-1].rstrip(".")
-        self.watcher.said(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
+        self.watcher.warned(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
 
     def _refuse_failed(self) -> None:
         if self.failed:

@@ -17,15 +17,15 @@ from typing import Any
 from tacit._errors import InputError
 from tacit._provenance import provenance
 from tacit.studies.execute.attempts import ATTEMPTS
-from tacit.studies.execute.executor import Task, Watch
+from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.machine import ONE_THREAD, cores, known_device, named_in_environment
-from tacit.studies.execute.pool import Lost, Worker, WorkerPool
+from tacit.studies.execute.pool import Event, Lost, Worker, WorkerPool
 from tacit.studies.execute.ray.session import RaySession
 from tacit.studies.execute.wire import Message, decode, encode
 from tacit.studies.train.packing import Fleet
 
-FETCH_SECONDS = 30.0  # how long a worker with nothing to say holds a question back
-PATIENCE_SECONDS = 60.0  # without a single worker after so long, the study says what it waits for
+FETCH_SECONDS = 30.0  # how long `fetch` waits at a worker that has no message
+WARN_AFTER_SECONDS = 60.0  # without a single worker after so long, a warning names what it waits for
 SAME = ("tacit", "torch", "numpy", "mnist1d")  # versions that rows may depend on
 LOG = logging.getLogger("tacit.studies")
 
@@ -39,7 +39,7 @@ class _Actor(Worker):
 
     def send(self, message: Message) -> None:
         with contextlib.suppress(self.ray.exceptions.RayError):
-            self.handle.tell.remote(encode(message))
+            self.handle.send.remote(encode(message))
 
     def end(self) -> None:
         with contextlib.suppress(Exception):  # gone already, or Ray is
@@ -56,8 +56,8 @@ class RayExecutor(WorkerPool):
     local_cores = False  # rates that were measured on this machine are no estimate for a cluster
     waits_until_ready = True  # Ray starts what it has room for: the rest must not hold fleets
     keeps_idle = False  # others may use the cluster
-    progress_seconds = 2.0  # a question to a worker costs milliseconds of several processes
-    last_words = "on a cluster Ray's session_latest/logs on that machine say more"
+    progress_seconds = 2.0  # a `fetch` costs milliseconds in several processes
+    more_information = "on a cluster see Ray's session_latest/logs on that machine"
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RayExecutor(WorkerPool):
         self.session = RaySession(address, cpus=max(workers or 1, cores()))
         self._ray = self.session.ray
         self._data: dict[str, Any] = {}
-        self._patience = time.monotonic() + PATIENCE_SECONDS
+        self._warn_at = time.monotonic() + WARN_AFTER_SECONDS
         self._closed = False
         try:
             self.gpus = self._gpus_of_a_worker(gpus)
@@ -93,9 +93,9 @@ class RayExecutor(WorkerPool):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, tasks: Sequence[Task], watch: Watch) -> None:
+    def run(self, tasks: Sequence[FleetTask], handle: MessageHandler) -> None:
         self._put_data([task.fleet for task in tasks])
-        super().run(tasks, watch)
+        super().run(tasks, handle)
 
     def calibrate(self, fleets: Sequence[Fleet]) -> float:
         self._put_data(fleets)
@@ -131,7 +131,7 @@ class RayExecutor(WorkerPool):
     def _start(self) -> Worker:
         from tacit.studies.execute.ray.worker import RayWorker
 
-        # Two calls at once: a question for what was said may wait while something is told.
+        # Several calls at once: `fetch` may wait while `send` is called.
         actor = self._ray.remote(RayWorker).options(
             num_cpus=1, num_gpus=self.gpus, max_concurrency=3, max_restarts=0, max_task_retries=0,
             scheduling_strategy="SPREAD",
@@ -143,29 +143,29 @@ class RayExecutor(WorkerPool):
             ray=self._ray, handle=handle, where=handle.where.remote(), fetching=handle.fetch.remote(FETCH_SECONDS)
         )
 
-    def _listen(self) -> list[tuple[Worker, Message | Lost]]:
+    def _receive(self) -> list[tuple[Worker, Event]]:
         pool = {worker.fetching: worker for worker in self._pool if isinstance(worker, _Actor)}
         if not pool:
             return []
         arrived, _ = self._ray.wait([*pool], num_returns=len(pool), timeout=0)
         if not arrived:
             arrived, _ = self._ray.wait([*pool], num_returns=1, timeout=1.0)
-        heard: list[tuple[Worker, Message | Lost]] = []
+        events: list[tuple[Worker, Event]] = []
         for worker in [pool[each] for each in arrived]:
             try:
                 self._check_versions(worker)
                 frames = self._ray.get(worker.fetching)
                 worker.fetching = worker.handle.fetch.remote(FETCH_SECONDS)
             except self._ray.exceptions.RayError as error:
-                heard.append((worker, Lost(*_ending(error))))
+                events.append((worker, Lost(*_ending(error))))
                 continue
             for message in map(decode, frames):
                 if message.facts.get("start"):
-                    heard.append((worker, Lost(f"failed ({message.facts['text']})", broken=True)))
+                    events.append((worker, Lost(f"failed ({message.facts['text']})", broken=True)))
                     break
-                heard.append((worker, message))
-        self._say_what_is_missing()
-        return heard
+                events.append((worker, message))
+        self._warn_of_missing_resources()
+        return events
 
     def _check_versions(self, worker: _Actor) -> None:
         """A machine with another torch or numpy would make other rows: it is refused, not mixed in."""
@@ -177,12 +177,12 @@ class RayExecutor(WorkerPool):
         if other:
             raise InputError(f"a machine of the cluster has {', '.join(other)}; rows would differ. Install the same.")
 
-    def _say_what_is_missing(self) -> None:
-        if self._pool and not any(worker.ready for worker in self._pool) and time.monotonic() > self._patience:
-            self._patience = time.monotonic() + 10 * PATIENCE_SECONDS
-            asked = "1 CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "")
+    def _warn_of_missing_resources(self) -> None:
+        if self._pool and not any(worker.ready for worker in self._pool) and time.monotonic() > self._warn_at:
+            self._warn_at = time.monotonic() + 10 * WARN_AFTER_SECONDS
+            needed = "1 CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "")
             free = {name: n for name, n in self._ray.available_resources().items() if name in ("CPU", "GPU")}
-            LOG.warning("no worker yet: each needs %s, free in the cluster: %s; waiting.", asked, free or "nothing")
+            LOG.warning("no worker yet: each needs %s, free in the cluster: %s; waiting.", needed, free or "nothing")
 
 
 def _ending(error: Exception) -> tuple[str, bool]:

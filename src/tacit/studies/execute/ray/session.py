@@ -1,4 +1,4 @@
-"""A connection to Ray: to a cluster that runs, or to one of this process's own that listens to nobody else.
+"""A connection to Ray: to a cluster that runs, or to one of this process's own on the loopback address.
 
 Nothing is reported to anyone, no dashboard is started, and what this process started it also stops.
 """
@@ -27,7 +27,9 @@ from tacit.studies.execute.signals import Terminated
 INSTALL = 'pip install "tacit[ray]"'
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
 PREFIX = "tacit-ray-"
-CONNECT_SECONDS = 20.0  # Ray itself asks a silent address for a quarter of an hour
+CONNECT_SECONDS = 20.0  # Ray itself tries a silent address for a quarter of an hour
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOG = logging.getLogger("tacit.studies")
 STARTS = 3  # Ray gives itself 30 seconds to start, which a busy machine may need more than once
 
 
@@ -38,9 +40,9 @@ class RaySession:
     """
 
     def __init__(self, address: str | None = None, *, cpus: int) -> None:
-        self.ray = import_ray()
-        self.folder: Path | None = None  # of a Ray of our own
         address = address or os.environ.get("RAY_ADDRESS") or None
+        self.ray = import_ray(for_cluster=is_cluster(address))
+        self.folder: Path | None = None  # of a Ray of our own
         if address and "://" in address:
             raise InputError(
                 f"address {address!r} is for Ray's client; run the study on a machine of the cluster instead, "
@@ -49,9 +51,8 @@ class RaySession:
         self.ours = not self.ray.is_initialized()
         if not self.ours:
             return
-        _hush(self.ray)
         with _signals_kept():
-            if address and address != "local":
+            if address and is_cluster(address):
                 self._connect(address)
             else:
                 self._start(cpus)
@@ -63,12 +64,7 @@ class RaySession:
     def _connect(self, address: str) -> None:
         try:
             self._call(address)
-            try:
-                _ask(address)
-            except PermissionError:
-                if not _show_token():
-                    raise
-                _ask(address)
+            _check_head(address)
             self.ray.init(address=address, **_quiet())
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -95,14 +91,15 @@ class RaySession:
         # A socket's path has at most 107 bytes, and Ray appends about 80: the system's folder may be too long (macOS).
         parent = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
         remove_leftovers(parent)
+        if os.environ.get(LOOPBACK) != "0":
+            LOG.warning("Ray was imported before tacit could keep it on the loopback address: others may reach it.")
         for trial in range(STARTS):
             self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
             try:
-                with loopback_only():
-                    self.ray.init(
-                        address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
-                        object_store_memory=store_bytes(), **_quiet(),
-                    )  # fmt: skip
+                self.ray.init(
+                    address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=str(self.folder),
+                    object_store_memory=store_bytes(), **_quiet(),
+                )  # fmt: skip
                 return
             except Exception as error:
                 self.ray.shutdown()
@@ -116,8 +113,8 @@ class RaySession:
                 raise
 
     def close(self) -> None:
-        """Takes seconds, and no signal in them is heard: a second Ctrl-C would leave processes of Ray behind."""
-        with _deaf():
+        """Takes seconds, and signals are ignored meanwhile: a second Ctrl-C would leave processes of Ray behind."""
+        with _signals_ignored():
             if self.ours:
                 self.ours = False
                 self.ray.shutdown()
@@ -126,50 +123,35 @@ class RaySession:
                 self.folder = None
 
 
-# Ray's own call cannot be given up, so a process that can be ended makes it first. In another version of Ray these
-# names may be gone: then nothing is asked.
-PROBE = """
-import sys
-try:
-    from ray._private.services import canonicalize_bootstrap_address
-    from ray._raylet import GcsClient
-except ImportError:
-    sys.exit(0)
-GcsClient(address=canonicalize_bootstrap_address(sys.argv[1])).internal_kv_get(b"tacit", None)
-"""
+def _check_head(address: str) -> None:
+    """OSError with a few words unless a Ray head answers there within seconds; PermissionError if it refuses us.
 
-
-def _ask(address: str) -> None:
-    """OSError with a few words unless a Ray head answers there within seconds; PermissionError if it refuses us."""
+    `ray.init` cannot be given up, so the command `ray status`, a process that can be ended, tries first.
+    """
+    command = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", PROBE, address], capture_output=True, text=True, timeout=CONNECT_SECONDS, check=False
-        )
+        status = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer within {CONNECT_SECONDS:.0f} s") from None
-    if asked.returncode == 0:
+    if status.returncode == 0:
         return
-    if "Unauthenticated" in asked.stderr or "AuthenticationError" in asked.stderr:
-        raise PermissionError("it wants another token; set RAY_AUTH_TOKEN to the cluster's (`ray get-auth-token`)")
-    lines = [line for line in asked.stderr.splitlines() if line.strip() and not line.startswith((" ", "["))]
+    output = status.stdout + status.stderr
+    if "Unauthenticated" in output or "AuthenticationError" in output:
+        raise PermissionError(
+            "it wants a token; set RAY_AUTH_MODE to token and RAY_AUTH_TOKEN to the cluster's (`ray get-auth-token`)"
+        )
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "["))]
     raise OSError(lines[-1].partition(": ")[2] or lines[-1] if lines else "no answer")
 
 
-def _show_token() -> bool:
-    """Whether there is a token to show. `ray start` asks for one if it finds one; `ray.init` shows none unasked."""
-    try:
-        from ray._private.authentication import authentication_token_setup as setup
-    except ImportError:
-        return False
-    before, setup.logger.disabled = setup.logger.disabled, True
-    try:
-        return "RAY_AUTH_MODE" not in os.environ and setup.maybe_enable_token_auth_if_token_available()
-    finally:
-        setup.logger.disabled = before
+def import_ray(*, for_cluster: bool = True) -> ModuleType:
+    """The module, or an error that says how to install it.
 
-
-def import_ray() -> ModuleType:
-    """The module, or a sentence that says how to get it."""
+    With LOOPBACK set to 0 before it is imported, as by default on macOS and Windows, a Ray of this process's own
+    listens on the loopback address alone. Such a process cannot connect to a cluster of other machines any more.
+    """
+    if not for_cluster and "ray" not in sys.modules:
+        os.environ.setdefault(LOOPBACK, "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: nothing is sent to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the behaviour of versions to come; no warning
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would let every other process go first
@@ -178,6 +160,11 @@ def import_ray() -> ModuleType:
     except ImportError:
         raise InputError(f"the executor 'ray' needs Ray, which is not installed: {INSTALL}.") from None
     return ray
+
+
+def is_cluster(address: str | None) -> bool:
+    """Whether an address (or RAY_ADDRESS without one) means a Ray that runs already."""
+    return (address or os.environ.get("RAY_ADDRESS") or "local") != "local"
 
 
 def store_bytes() -> int:
@@ -201,15 +188,9 @@ def _quiet() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
-def _hush(ray: ModuleType) -> None:
-    """Ray writes pages about lost workers to stdout, whatever it is told about logs; the study says it in a line."""
-    if hasattr(ray._private.worker, "print_to_stdstream"):
-        ray._private.worker.print_to_stdstream = lambda *_, **__: None
-
-
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler of SIGTERM in place of the study's, which asks workers for last checkpoints.
+    """Ray puts its own handler of SIGTERM in place of the study's, which makes workers send their last checkpoints.
 
     Until it is put back, SIGTERM is Ray's `sys.exit(SIGTERM)`: turned into the study's own end here.
     """
@@ -228,7 +209,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def _signals_ignored() -> Iterator[None]:
     """Inside, Ctrl-C and SIGTERM are ignored; afterwards they are handled as before."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -239,27 +220,3 @@ def _deaf() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def loopback_only() -> Iterator[None]:
-    """Ray binds to 127.0.0.1 when told that it cannot be a cluster, as it is by default on macOS and Windows.
-
-    It turns every other way of asking for the loopback address into an address that others can reach.
-    """
-    from ray._private import ray_constants
-
-    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    kept, constant = os.environ.get(name), getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
-    os.environ[name] = "0"  # for the processes of Ray
-    if constant is not None:
-        ray_constants.ENABLE_RAY_CLUSTER = False  # for this process, which has read it already
-    try:
-        yield
-    finally:
-        if kept is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = kept
-        if constant is not None:
-            ray_constants.ENABLE_RAY_CLUSTER = constant

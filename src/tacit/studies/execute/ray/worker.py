@@ -1,7 +1,7 @@
 """A worker on a Ray cluster: the same loop as a local worker's, in a thread of a Ray actor, with queues for a pipe.
 
-Ray carries frames of bytes both ways. The study's process asks for what was said and gets it as the answer, so rows and
-checkpoints are on its side as soon as it has them: a machine that is lost takes only what was said since.
+Ray carries frames of bytes both ways. The study's process fetches the messages of a worker, so rows and
+checkpoints are with it as soon as it has fetched them: a lost machine takes only the messages since.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RayWorker:
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
-    def tell(self, frame: bytes) -> None:
+    def send(self, frame: bytes) -> None:
         self.pipe.to_worker.put(frame)
 
     def fetch(self, seconds: float) -> list[bytes]:
