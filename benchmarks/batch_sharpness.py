@@ -42,6 +42,7 @@ class Arm:
 
 ARMS = (
     Arm("gd", 0.2, TRAIN_SIZE, 12_000),
+    Arm("sgd-16-fast", 0.4, 16, 12_000),
     Arm("sgd-16", 0.2, 16, 16_000),
     Arm("sgd-16-slow", 0.1, 16, 24_000),
     Arm("sgd-64", 0.2, 64, 12_000),
