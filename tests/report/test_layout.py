@@ -9,9 +9,10 @@ import pytest
 
 from tacit import InputError
 from tacit.report.collapse_score import collapse, other_curves
-from tacit.report.layout import Cell, Layout, layout
+from tacit.report.layout import Layout, layout
 from tacit.report.numbers import combine, minus, ratio
 from tacit.report.points import best_mean, best_mean_variance, error_bar
+from tacit.report.scatter import Cell
 
 
 def made(means: list[float], *, seeds: int = 7, scatter: float = 0.05, seed: int = 0) -> Layout:

@@ -32,9 +32,8 @@ def caption(source: Source, drawing: Drawing, rows: Sequence[Row]) -> str:
         failed = (
             f"{diverged} runs diverged and count with what they reached before." if diverged else "No run diverged."
         )
-    if drawing.means.startswith("Thick"):
-        return f"{drawing.says} {runs} {means} {failed}"
-    return f"{drawing.says} {runs} {means.rstrip('.')}. {bars_text(drawing.scatter or source.points.layout)} {failed}"
+    bars = f" {bars_text(drawing.scatter or source.points.layout)}" if drawing.bars else ""
+    return f"{drawing.says} {runs} {means.rstrip('.')}.{bars} {failed}"
 
 
 def bars_text(layout: Layout) -> str:

@@ -58,6 +58,7 @@ class Drawing:
     means: str = ""
     title: str = ""
     scatter: Layout | None = None  # the layout behind the bars, where it is not that of the test accuracies
+    bars: bool = True  # False: its bands are other intervals, which `means` names
     rows: Sequence[Row] | None = None  # where only some of the rows read are drawn
 
 

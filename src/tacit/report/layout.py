@@ -17,32 +17,15 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import digamma, fdtrc, ndtri, polygamma
+from scipy.special import fdtrc, ndtri
 
-from tacit._errors import InputError
 from tacit.report.numbers import Array, Number, student, unknown
+from tacit.report.scatter import Cell, design, prior_freedom, residual_variance
 
 # A point with a larger scatter than the rest (F test at this level) is not pooled. A higher level would leave out many
 # points of equal scatter for having scattered more by chance, and make the pool's scatter too small.
 UNEQUAL = 0.01
 CONTENDERS = 2.5  # points within this many standard errors of the highest may be the highest in truth
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The values of one grid point's runs and the seed of each: points are compared seed by seed, not by position."""
-
-    seeds: tuple[int, ...]
-    values: Array
-
-    def __post_init__(self) -> None:
-        twice = [seed for seed in dict.fromkeys(self.seeds) if self.seeds.count(seed) > 1]
-        if twice:
-            raise InputError(f"the seed {twice[0]} appears twice at one grid point; expected each seed once.")
-
-    def __len__(self) -> int:
-        return len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,7 @@ class Layout:
 
     @cached_property
     def _design(self) -> Array:
-        return _design(self.cells)
+        return design(self.cells)
 
     @cached_property
     def _runs(self) -> Array:
@@ -88,7 +71,7 @@ class Layout:
 
     def _chance_of_scatter(self, index: int, others: list[int]) -> float:
         """How often a point scatters this much more than the others if in truth it does not."""
-        variance, freedom = _residual_variance([self.cells[k] for k in others])
+        variance, freedom = residual_variance([self.cells[k] for k in others])
         own, own_freedom = self._beside(index, others)
         if freedom < 1 or own_freedom < 1 or variance <= 0:
             return 1.0
@@ -115,7 +98,7 @@ class Layout:
         them, each is drawn towards the common one (Smyth 2004, as in limma) instead of being replaced by it.
         """
         pool = self.pooled_points
-        variance, freedom = _residual_variance([self.cells[k] for k in pool]) if pool else (math.nan, 0)
+        variance, freedom = residual_variance([self.cells[k] for k in pool]) if pool else (math.nan, 0)
         found, known = np.full(len(self.cells), variance), np.full(len(self.cells), float(freedom))
         if len(pool) > 2 and variance > 0:
             each_own = [self._beside(index, [k for k in pool if k != index]) for index in pool]
@@ -135,7 +118,7 @@ class Layout:
     @cached_property
     def freedom(self) -> int:
         """Degrees of freedom of the pooled scatter."""
-        return _residual_variance([self.cells[k] for k in self.pooled_points])[1] if self.pooled_points else 0
+        return residual_variance([self.cells[k] for k in self.pooled_points])[1] if self.pooled_points else 0
 
     @cached_property
     def seeds(self) -> int:
@@ -277,46 +260,3 @@ def layout(cells: Sequence[Cell | Array], trains: Sequence[bool] | None = None) 
     """Grid points as cells; a bare array holds the runs of seeds 0, 1, 2, … in that order."""
     made = tuple(each if isinstance(each, Cell) else Cell(tuple(range(len(each))), each) for each in cells)
     return Layout(made, tuple(trains) if trains is not None else (True,) * len(made))
-
-
-def prior_freedom(variances: Sequence[float], freedoms: Sequence[int]) -> float:
-    """How many degrees of freedom the common variance is worth beside each point's own; infinite if they look alike.
-
-    The logarithm of a variance known to d degrees of freedom scatters by ψ₁(d/2); what its values scatter beyond that,
-    by ψ₁(d₀/2), is real difference. ψ₁ is the trigamma function.
-    """
-    logs = [
-        math.log(max(variance, 1e-300)) - float(digamma(d / 2)) + math.log(d / 2)
-        for variance, d in zip(variances, freedoms, strict=True)
-    ]
-    beyond = float(np.var(logs, ddof=1)) - float(np.mean([polygamma(1, d / 2) for d in freedoms]))
-    if beyond <= 0:
-        return math.inf
-    return 2 * float(brentq(lambda half: float(polygamma(1, half)) - beyond, 1e-6, 1e9))
-
-
-def _design(cells: Sequence[Cell]) -> Array:
-    """One row per run, with a 1 for its point and a 1 for its seed."""
-    seeds = sorted({seed for cell in cells for seed in cell.seeds})
-    made = np.zeros((sum(map(len, cells)), len(cells) + len(seeds)))
-    places = [(index, seed) for index, cell in enumerate(cells) for seed in cell.seeds]
-    for row, (index, seed) in enumerate(places):
-        made[row, index] = made[row, len(cells) + seeds.index(seed)] = 1.0
-    return made
-
-
-def _residual_variance(cells: Sequence[Cell]) -> tuple[float, int]:
-    """Variance of what point and seed do not explain, and its degrees of freedom: (points − 1)(seeds − 1) if complete.
-
-    A single point has no others to tell the seeds' effects from; its plain variance has seeds − 1.
-    """
-    if len(cells) > 1 and all(cell.seeds == cells[0].seeds for cell in cells):  # complete: means instead of a solver
-        table = np.array([cell.values for cell in cells])
-        left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
-        freedom = (len(cells) - 1) * (len(cells[0]) - 1)
-    else:
-        matrix = _design(cells) if len(cells) > 1 else np.ones((len(cells[0]), 1))
-        runs = np.concatenate([cell.values for cell in cells])
-        left = runs - matrix @ np.linalg.lstsq(matrix, runs, rcond=None)[0]
-        freedom = len(runs) - int(np.linalg.matrix_rank(matrix))
-    return (float((left**2).sum()) / freedom, freedom) if freedom > 0 else (math.nan, 0)

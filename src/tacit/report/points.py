@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tacit.report import rules
-from tacit.report.layout import Cell, Layout
+from tacit.report.layout import Layout
 from tacit.report.numbers import LEVEL, Array, Interval, student
 from tacit.report.rows import Row, Spec, Variable, epochs_of
+from tacit.report.scatter import Cell
 
 Scale = Literal["log2", "symlog2", "linear", "percent"]
 

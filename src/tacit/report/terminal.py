@@ -7,19 +7,25 @@ from tacit.report.page import outcome_counts
 
 
 def print_verdicts(report: Report) -> None:
-    """Print one line per judged figure: the claim, the number that decides, the outcome."""
+    """Print one line per judged figure: outcome, the number that decides, the claim, and what would decide it."""
     from rich.console import Console
     from rich.table import Table
 
     styles = {"agrees": "green", "disagrees": "red", "undecided": "yellow"}
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for column in ("figure", "verdict", "number [95 % interval]", "the paper's claim"):
+    regimes = [next(iter(report.beside.values())).regime] if report.beside else []
+    for column in ("figure", "verdict", *regimes, r"number \[95 % interval]", "the paper's claim"):
         table.add_column(column, overflow="fold")
     for figure in report.figures:
         if figure.verdict is None:
             continue
-        outcome = f"[{styles[figure.verdict.outcome]}]{figure.verdict.outcome}[/]"
-        table.add_row(figure.id, outcome, _plain(figure.verdict.number_text), _plain(figure.verdict.claim))
+        beside = report.beside.get(figure.id)
+        row = [figure.id, f"[{styles[figure.verdict.outcome]}]{figure.verdict.outcome}[/]"]
+        if report.beside:
+            other = beside.verdict.outcome if beside and beside.verdict else None
+            row.append(f"[{styles[other]}]{other}[/]" if other else "")
+        advice = f" {figure.verdict.advice}" if figure.verdict.advice else ""
+        table.add_row(*row, _plain(figure.verdict.number_text), _plain(figure.verdict.claim + advice))
     console = Console()
     if table.row_count:
         console.print(table)

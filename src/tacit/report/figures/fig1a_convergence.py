@@ -39,6 +39,7 @@ def draw(source: Source) -> Drawing:
         says=f"Test accuracy during training at ε = {power(small)}, with and without an explicit penalty."
         + (f" Diverged on the way, drawn as far as they got, left out of the thick line: {short}." if short else ""),
         means="Thick lines are means of all runs, bands 95 % Student intervals of each mean, thin lines single runs.",
+        bars=False,
         seen=f"At ε = {power(small)} the highest test accuracy is {percent(points.layout.means[best])} with "
         f"λ = {power(strength)} and {percent(points.layout.means[plain])} without.",
         criteria=(Criterion(gain.scaled(100), "points gained", "above", 100 * rules.MATERIAL),),
