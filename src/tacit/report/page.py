@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
         studies=[_study_facts(part) for part in report.parts],
         command=command,
         notes=_notes(report),
-        rules=(rules.__doc__ or "").strip().split("\n\n"),
+        rules=[re.split(r"^- ", block, flags=re.M) for block in (rules.__doc__ or "").strip().split("\n\n")],
         css={"light": PAGE_COLOURS[0], "dark": PAGE_COLOURS[1], "curves": light, "dark_curves": dark, "shapes": SHAPES},
     )
 

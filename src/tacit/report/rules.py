@@ -4,10 +4,10 @@ Written before the runs that they judge. The sizes come from the paper and from 
 costs the paper 4.7 points (93.5 → 88.8 %, figure 4a); on MNIST-1D a good learning rate gains about 6 points, and runs
 that differ in their seed alone scatter by 0.5 to 1.0 points. Accuracies are shares, not per cent.
 
-How a claim is judged (`verdict.py`):
+How a claim is judged:
 
 - A difference is a difference between means of all runs; its 95 % interval comes from the scatter that is left after
-  each seed's own effect, pooled over the points that train (`layout.py`). The best 5 of 7 runs are for pictures only.
+  each seed's own effect, pooled over the points that train. The best 5 of 7 runs are for pictures only.
 - "larger", "reduces": agrees when the whole 95 % interval lies beyond the threshold, disagrees when it lies before it.
 - "similar", "equal": two one-sided tests at 5 %: agrees when the 90 % interval lies inside the margin; disagrees when
   the 95 % interval lies outside.
