@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -183,11 +183,6 @@ def level(points: Points, index: int, over: Curve, *, label: str, best: int | No
     height = points.drawn(index, best=best)
     ends = tuple(Point(x, height, height, ()) for x in (min(over.x), max(over.x)))
     return Curve(label, "baseline", ends, "level")
-
-
-def relocated(drawn: Curve, x: Mapping[float, float]) -> Curve:
-    """The same curve with its points at other places."""
-    return replace(drawn, points=tuple(replace(point, x=x[point.x]) for point in drawn.points))
 
 
 def best_mean(values: Array, best: int | None = None) -> float:
