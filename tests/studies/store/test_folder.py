@@ -16,7 +16,7 @@ import pytest
 from tacit._errors import TacitError
 from tacit.report import read_parts
 from tacit.studies import runner
-from tacit.studies.describe.spec import LATER, MOST_EVALUATIONS, RunSpec
+from tacit.studies.describe.spec import LATER, MOST_EVALUATIONS, RunSpec, digest
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.store import fleet_files
 from tacit.studies.store.folder import ResultsFolder, read_rows
@@ -211,6 +211,21 @@ def test_a_changed_run_in_study_json_is_noticed(folder: ResultsFolder) -> None:
     path.write_text(path.read_text().replace('"epochs": 2', '"epochs": 3'))
     with pytest.raises(TacitError, match="hash"):
         read_rows(folder.path)
+
+
+@pytest.mark.parametrize(
+    "listed", [3, [1, None], ["none such"], [f"{STUDY.runs[0].hash} {STUDY.runs[0].hash}"], ["", []]]
+)
+def test_a_packing_that_is_not_ours_is_never_an_accident(listed: Any, tmp_path: Path) -> None:
+    """With a checksum that fits: another version, or a person, has written it."""
+    folder = ResultsFolder(tmp_path)
+    with folder.locked():
+        folder.open_for(STUDY)
+        path = folder.study_path("s")
+        stored = {**json.loads(path.read_text()), "fleets": listed, "fleets_sha256": digest(listed)}
+        path.write_text(json.dumps(stored))
+        left = folder.open_for(STUDY)
+    assert sorted(run.hash for fleet in left for run in fleet.runs) == sorted(run.hash for run in STUDY.runs)
 
 
 def test_a_folder_that_is_no_study_is_a_sentence(tmp_path: Path) -> None:

@@ -142,12 +142,13 @@ class ResultsFolder(FleetFiles):
             stored = parse_json(content) if isinstance(content, bytes) else {}
             refuse_newer(stored, path)
             listed = stored["fleets"]
-            if digest(listed) != stored["fleets_sha256"]:
+            if not isinstance(listed, list) or digest(listed) != stored["fleets_sha256"]:
                 listed = []
         except (ValueError, KeyError, TypeError):
             return None, []  # damaged: the study at hand takes its place
         runs = {run.hash: run for run in study.runs}
-        known = [hashes for hashes in map(str.split, listed) if hashes and all(hash in runs for hash in hashes)]
+        split = [each.split() for each in listed if isinstance(each, str)]
+        known = [each for each in split if each and len(each) == len(runs.keys() & each)]
         return content if isinstance(content, bytes) else None, [Fleet(tuple(runs[h] for h in each)) for each in known]
 
     def _packing(self, study: Study, recorded: Sequence[Fleet]) -> list[Fleet]:
