@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from cases import CASES, Case, labels, numbers, spread, wide_net
 from oracles import penalised_gradient
-from tacit import GradientPenalty
+from tacit import FactoredSGD, GradientPenalty
 from tacit.penalty import METHODS
 
-WITH_CURVATURE = [name for name in METHODS if name != "gram"]
 STRENGTH = 0.01
 
 
@@ -26,7 +25,7 @@ def truth(model: nn.Module, loss: object, *, skip: tuple[str, ...] = ()) -> tupl
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("method", WITH_CURVATURE)
+@pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("case", [case for case in CASES if case.name != "dropout"], ids=lambda case: case.name)
 def test_batch_sharpness_and_the_penaltys_part_come_with_the_step(case: Case, method: str, as_tensor: bool) -> None:
     model = case.make().double()
@@ -38,11 +37,16 @@ def test_batch_sharpness_and_the_penaltys_part_come_with_the_step(case: Case, me
     else:
         penalty.backward(lambda: case.loss(model), weight=0.5)
     tolerance = 1e-8 if METHODS[method].exact else 1e-3
+    if (
+        method == "gram" and case.name == "used_twice"
+    ):  # the Gram form of a weight with two uses: it would cost a product
+        assert penalty.last.batch_sharpness is None
+        return
     assert float(penalty.last.batch_sharpness) == pytest.approx(sharpness, rel=tolerance)
     assert float(penalty.last.penalty_gradient_norm) == pytest.approx(length * strength / STRENGTH, rel=tolerance)
 
 
-@pytest.mark.parametrize("method", WITH_CURVATURE)
+@pytest.mark.parametrize("method", list(METHODS))
 def test_excluded_parameters_are_no_part_of_either_number(method: str) -> None:
     case = next(case for case in CASES if case.name == "wide")
     model = case.make().double()
@@ -103,3 +107,27 @@ def test_repr_says_what_is_penalised_and_how() -> None:
         "exclude=['bias'], steps=0)"
     )
     assert "strength=a schedule" in repr(GradientPenalty(nn.Linear(2, 1), lambda step: 0.1))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_factored_sgd_has_the_numbers_from_its_factors(momentum: float, scale: float) -> None:
+    case = next(case for case in CASES if case.name == "wide")
+    model = case.make().double()
+    sharpness, length = truth(model, case.loss)
+    optimizer = FactoredSGD(model, lr=0.1, strength=STRENGTH, momentum=momentum)
+    optimizer.step(lambda: case.loss(model))
+    assert float(optimizer.last.batch_sharpness) == pytest.approx(sharpness, rel=1e-8)
+    assert float(optimizer.last.penalty_gradient_norm) == pytest.approx(length, rel=1e-8)
+    again = case.make().double()
+    penalty = GradientPenalty(again, STRENGTH, method="gram")
+    penalty.backward(lambda: case.loss(again), scaler=torch.amp.GradScaler("cpu", init_scale=scale))
+    assert float(penalty.last.batch_sharpness) == pytest.approx(sharpness, rel=1e-8)
+    assert float(penalty.last.penalty_gradient_norm) == pytest.approx(length, rel=1e-8)
+
+
+def test_the_plan_of_the_wide_case_has_the_gram_form() -> None:
+    """Otherwise the tests above would not reach the sums over Gram matrices."""
+    case = next(case for case in CASES if case.name == "wide")
+    model = case.make().double()
+    assert "gram" in GradientPenalty(model, STRENGTH, method="gram").plan(lambda: case.loss(model)).values()

@@ -75,6 +75,9 @@ class LinearSite(Site):
     ) -> tuple[Tensor | None, Tensor | None]:
         to_bias = self.bias_gradient(output_gradient) if wants_bias else None
         of_outputs, of_inputs = rows(output_gradient), rows(inputs)
+        if self.factor_watch is not None:
+            tangents = None if self.tangents is None else rows(self.tangents)
+            self.factor_watch.see(of_inputs, rows(self.recorded_gradient()), of_outputs, tangents)
         if self.tangents is not None:  # one product of stacked rows: the weight-sized result is written once
             of_outputs = torch.cat([of_outputs, rows(self.recorded_gradient())])
             of_inputs = torch.cat([of_inputs, rows(self.tangents)])

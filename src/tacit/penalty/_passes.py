@@ -16,6 +16,7 @@ from tacit._errors import InputError
 from tacit._graph import nodes
 from tacit._tree import total
 from tacit.penalty._layers import LinearSite
+from tacit.penalty._penalty_part import GradientWatch
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import bias_squared_norm, weight_squared_norm
@@ -106,14 +107,19 @@ def input_gradients_to_come(sites: Sequence[Site], share: Tensor) -> list[bool]:
 
 
 def outer_pass(
-    task: Task, objective: Tensor, sites: Sequence[Site], comes: Sequence[bool], factored: Sequence[Site]
+    task: Task,
+    objective: Tensor,
+    sites: Sequence[Site],
+    comes: Sequence[bool],
+    factored: Sequence[Site],
+    watch: GradientWatch | None = None,
 ) -> None:
     for site, input_gradient_comes in zip(sites, comes, strict=True):
         site.inner = False
         site.start_outer_pass(input_gradient_comes=input_gradient_comes)
     for site in factored:
         site.keep_factors = True
-    task.finish(task.weight * task.scale * objective)
+    task.finish(task.weight * task.scale * objective, watch)
     if not all(site.complete for site in sites):
         raise InputError(
             "autograd did not visit all parts of a layer, so a term of the penalty's gradient is missing. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,6 +41,34 @@ class PenaltyPart:
     @property
     def _unknown(self) -> bool:
         return self.missing or not self.along
+
+
+@dataclass(frozen=True)
+class FactorWatch:
+    """Sees a linear layer's final factors. With rows X and D of the inner pass (D times `scale`), S and T of the outer:
+
+        g = DᵀX,   G = SᵀX + DᵀT = factor · (g + (λ/2) H g),   (λ/2) H g = [S/factor − D; D]ᵀ [X; scale T/factor]
+
+    Inner products of such products are sums over the rows' Gram matrices; no weight-sized matrix is formed.
+    """
+
+    part: PenaltyPart
+    factor: float
+    scale: float
+
+    def see(self, inputs: Tensor, output_gradient: Tensor, final: Tensor, tangents: Tensor | None) -> None:
+        X, D, S = _wide(inputs), _wide(output_gradient) / self.scale, _wide(final) / self.factor
+        left, right = S - D, X
+        if tangents is not None:
+            left, right = torch.cat([left, D]), torch.cat([right, _wide(tangents) * (self.scale / self.factor)])
+        self.part.along.append(torch.sum((D @ left.T) * (X @ right.T)))
+        self.part.squares.append(torch.sum((left @ left.T) * (right @ right.T)))
+
+    @staticmethod
+    def is_cheap(count: int, fan_in: int, fan_out: int) -> bool:
+        """Whether the Gram matrices of `count` rows cost next to nothing beside the layer's own products."""
+        cost = 8 * count**2 * (fan_in + fan_out)
+        return cost <= max(2**24, count * fan_in * fan_out // 2)
 
 
 class GradientWatch:
@@ -79,6 +108,15 @@ def penalty_part(strength: float, gradients: Sequence[Tensor], products: Sequenc
     return part
 
 
+def mean_or_none(values: Sequence[Tensor | None]) -> Tensor | None:
+    """The mean, where all values are known."""
+    known = [value for value in values if value is not None]
+    return torch.stack(known).mean() if len(known) == len(values) else None
+
+
 def _vector(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    return flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+    return _wide(tensor.detach().reshape(-1))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

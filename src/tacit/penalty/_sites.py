@@ -34,6 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.penalty._penalty_part import FactorWatch
+
 
 class Site(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
@@ -55,6 +57,8 @@ class Site(ABC):
         self.output_gradient: Tensor | None = None
         self.input_gradient_node: Any = None  # of the inner pass, until it is known whether the penalty reaches it
         self.factors: tuple[Tensor, Tensor] | None = None
+        self.weight_gradient_of_norm: Tensor | None = None  # G over all uses, where the direct form has formed it
+        self.factor_watch: FactorWatch | None = None
         self.start_outer_pass()
 
     def start_outer_pass(self, *, input_gradient_comes: bool = False) -> None:

@@ -131,6 +131,7 @@ class _DirectNorm(torch.autograd.Function):
         bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
         ctx.sites = sites
+        sites[0].weight_gradient_of_norm = weight_gradient
         norm = weight_gradient.square().sum()
         return norm if bias_gradient is None else norm + bias_gradient.square().sum()
 

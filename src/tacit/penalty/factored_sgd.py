@@ -27,6 +27,7 @@ from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._parameters import penalised_parameters
+from tacit.penalty._penalty_part import mean_or_none
 from tacit.penalty._refusals import translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._sgd_update import Gradient, sgd_update
@@ -137,7 +138,11 @@ class FactoredSGD(torch.optim.Optimizer):
                         sgd_update(parameter, gradient, group, self.state[parameter])
         loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean() if strength else None
-        self.last = PenaltyRecord(loss, strength, "gram", norm)
+        parts = [outcome.part for outcome in outcomes]
+        curvature = mean_or_none([None if part is None else part.curvature for part in parts])
+        squares = mean_or_none([None if part is None else part.squared_norm for part in parts])
+        length = None if squares is None else squares.sqrt()
+        self.last = PenaltyRecord(loss, strength, "gram", norm, None, curvature, length)
         return loss
 
     def _strength_now(self) -> float:

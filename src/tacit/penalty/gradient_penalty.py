@@ -7,7 +7,7 @@ import logging
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from tacit.penalty._distributed import Step, Workers, lengths
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._parameters import penalised_parameters
+from tacit.penalty._penalty_part import mean_or_none
 from tacit.penalty._refusals import UnsupportedModelError, translated_errors
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._shards import is_sharded, plain_step
@@ -385,20 +386,14 @@ class GradientPenalty:
                 )
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
         parts = [outcome.part for outcome in outcomes]
-        curvature = _mean([None if part is None else part.curvature for part in parts])
-        squares = _mean([None if part is None else part.squared_norm for part in parts])
+        curvature = mean_or_none([None if part is None else part.curvature for part in parts])
+        squares = mean_or_none([None if part is None else part.squared_norm for part in parts])
         # Of several micro-batches an exact method may have taken some: the record is that of the others.
         instead = None if any(outcome.method is None for outcome in outcomes) else outcomes[0].method
         error = self._error if instead is None else None
         length = None if squares is None else squares.sqrt()
         self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
         return loss
-
-
-def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
-    """The mean, where all values are known."""
-    known = [value for value in values if value is not None]
-    return torch.stack(known).mean() if len(known) == len(values) else None
 
 
 def _plain(task: Task) -> Outcome:

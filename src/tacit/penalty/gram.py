@@ -22,7 +22,7 @@ from tacit._tree import total
 from tacit.penalty._buffers import BufferVersions
 from tacit.penalty._capture import Capture
 from tacit.penalty._check import check_against_double_backward
-from tacit.penalty._layers import LinearSite
+from tacit.penalty._layers import EmbeddingSite, LinearSite
 from tacit.penalty._passes import (
     View,
     can_keep_factors,
@@ -32,7 +32,9 @@ from tacit.penalty._passes import (
     site_uses,
     squared_norm,
 )
+from tacit.penalty._penalty_part import FactorWatch, GradientWatch, PenaltyPart
 from tacit.penalty._refusals import NOTHING_REACHED
+from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import inner_product, parameter_gradients, uses_gram
 from tacit.penalty._state import RandomState, second_pass
 from tacit.penalty._task import Closure, Outcome, Task
@@ -51,7 +53,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
     sites = [site for view in views for site in view.sites]
     factored = [site for site in sites if keep_factors and can_keep_factors(site)]
     loss = torch.stack([view.loss for view in views]).mean()
-    checked = False
+    checked, part = False, None
     with torch.autocast(device, enabled=False):
         if not task.strength:  # one backward pass is enough, and sites need no D
             norm = torch.zeros_like(loss)
@@ -66,9 +68,64 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
                         [view.loss for view in views], sites, comes, list(task.parameters.values()),
                         norm=share, scale=task.scale, means=means,
                     )  # fmt: skip
-                outer_pass(task, loss + task.strength / 4 * share, sites, comes, factored)
-    outcome = Outcome(loss.detach(), norm.detach(), checked=checked)
+                part, watch = _watch_part(task, views, factored)
+                outer_pass(task, loss + task.strength / 4 * share, sites, comes, factored, watch)
+    outcome = Outcome(loss.detach(), norm.detach(), checked=checked, part=part)
     return outcome, [site for site in factored if isinstance(site, LinearSite)]
+
+
+def _watch_part(
+    task: Task, views: Sequence[View], factored: Sequence[Site]
+) -> tuple[PenaltyPart | None, GradientWatch | None]:
+    """Lets the outer pass add up the penalty's part of the gradient (`_penalty_part`), where one view has it all.
+
+    A weight in the Gram form is watched by its factors; every other parameter by its gradient g, which the inner pass
+    or the direct form has formed. What would cost a product (a weight in the Gram form with many rows, or with several
+    uses) leaves both numbers unknown.
+    """
+    if len(views) > 1 or task.mean is not None:
+        return None, None
+    (view,), factor = views, task.weight * task.scale
+    part = PenaltyPart(task.strength)
+    plain: dict[Tensor, Tensor] = {}
+
+    def add(parameter: Tensor, gradient: Tensor) -> None:
+        known = plain.get(parameter)
+        plain[parameter] = gradient.detach() if known is None else known + gradient.detach()
+
+    uses: dict[int, list[Site]] = {}
+    for site in (site for site in view.sites if site.output_gradient is not None):
+        uses.setdefault(id(site.weight), []).append(site)
+    for parameter in task.parameters.values():
+        if id(parameter) in view.gradients:
+            add(parameter, view.gradients[id(parameter)])
+            continue
+        for site in (site for site in view.sites if site.bias is parameter and site.output_gradient is not None):
+            add(parameter, site.bias_gradient(site.recorded_gradient()))
+        sites = uses.get(id(parameter), [])
+        formed = next(
+            (site.weight_gradient_of_norm for site in sites if site.weight_gradient_of_norm is not None), None
+        )
+        if formed is not None and not any(site in factored for site in sites):
+            add(parameter, formed)
+        elif len(sites) == 1 and isinstance(sites[0], LinearSite) and _has_few_rows(sites[0]):
+            sites[0].factor_watch = FactorWatch(part, factor, task.scale)
+        elif all(isinstance(site, EmbeddingSite) for site in sites):
+            for site in sites:  # a sum of rows by index, no product
+                assert site.inputs is not None
+                add(parameter, site.weight_gradient(site.inputs, site.recorded_gradient()))
+        elif sites:
+            part.missing = True
+    for site in view.sites:
+        site.weight_gradient_of_norm = None
+    scaled = {parameter: gradient / task.scale for parameter, gradient in plain.items()} if task.scale != 1 else plain
+    return part, GradientWatch(part, scaled, factor)
+
+
+def _has_few_rows(site: LinearSite) -> bool:
+    gradient = site.recorded_gradient()
+    fan_out = gradient.shape[-1]
+    return FactorWatch.is_cheap(gradient.numel() // max(1, fan_out), site.weight.numel() // max(1, fan_out), fan_out)
 
 
 def _penalty(task: Task, views: Sequence[View]) -> tuple[Tensor, Tensor, list[list[Tensor]] | None]:

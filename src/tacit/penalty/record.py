@@ -17,7 +17,8 @@ class PenaltyRecord:
     - `error` is the estimated relative error of the penalty's part of the gradient, for approximate methods, from the
       last step that checked it.
     - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩ and `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, both over the penalised parameters;
-      None where the method does not have them: two views, the global batch of several workers.
+      None where they are not at hand: two views, the global batch of several workers, micro-batches in one pass, and in
+      `gram` wide weights with several uses or many rows, where they would cost a product.
 
     With micro-batches all numbers but the last are means over them; that one is the root of the mean square.
     """
