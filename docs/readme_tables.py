@@ -115,20 +115,6 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def advice() -> str:
-    """Both tasks of benchmarks/advice.py: test accuracy at the end, and the paired difference from the small batch."""
-    lines = [
-        "| task | way | B | ε | λ | test accuracy, % [95 %] | minus small batch [95 %] | diverged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for task, found in _advice().items():
-        for arm, entry in found["arms"].items():
-            difference = "" if arm == "small" else _points(entry["final_minus_small"])
-            cells = [TASKS[task], ARMS[arm], *_settings(entry), _percent(entry["final_test_accuracy"]), difference]
-            lines.append("| " + " | ".join([*cells, _diverged(entry, found)]) + " |")
-    return "\n".join(lines)
-
-
 def advice_in_full(task: str) -> str:
     """One task: also updates, the best test accuracy seen on the way, and training accuracy."""
     found = _advice()[task]
@@ -192,7 +178,8 @@ def measuring() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"costs": costs, "advice": advice, "verdicts": verdicts, "images": verdicts_on_images},
+    "README.md": {"costs": costs},
+    "docs/results.md": {"verdicts": verdicts, "images": verdicts_on_images},
     "docs/choosing-a-method.md": {"methods": methods},
     "docs/diagnostics.md": {
         "measuring": measuring,
