@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from tacit.problem import Problem
     from tacit.theory.landscape import Landscape
-    from tacit.theory.own_updates import UpdateStudy
     from tacit.theory.study import ConvergenceStudy
+    from tacit.theory.update_study import UpdateStudy
 
 
 def register(app: typer.Typer) -> None:
@@ -62,8 +62,8 @@ def verify(
     """
     from tacit._files import write_atomically
     from tacit.theory import figures
-    from tacit.theory.own_updates import UpdateStudy
     from tacit.theory.problems import PROBLEMS
+    from tacit.theory.update_study import UpdateStudy
 
     _check_target("--json", json, (".json",))
     _check_target("--figure", figure, figures.FORMATS)

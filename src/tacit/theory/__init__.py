@@ -65,12 +65,12 @@ from tacit.theory.modified_losses import (
     variance_regularizer,
 )
 from tacit.theory.orders import Orders, orders_of
-from tacit.theory.own_updates import UpdateStudy, verify_update
 from tacit.theory.potentials import ModifiedLoss, asymmetry, loss_difference, modified_loss_of
 from tacit.theory.principal_flow import coupling_factor, principal_factor, principal_field
 from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
+from tacit.theory.update_study import UpdateStudy, verify_update
 from tacit.theory.updates import (
     adam,
     adam_rule,
