@@ -268,6 +268,7 @@ class Killer(Listener):
             self.went_on_from_checkpoint |= each.task is not None and each.task.checkpoint is not None
             if self.times and each.task is not None and each.checkpoint is not None and each.process.poll() is None:
                 each.process.kill()
+                each.process.wait()  # on a busy machine it would be found alive, and be killed a second time
                 self.times -= 1
 
 
