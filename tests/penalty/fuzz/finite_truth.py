@@ -1,0 +1,218 @@
+"""The penalised gradient by central differences of plain gradients, in float64: no second derivative is asked of torch.
+
+    ∇( ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩ ) = ½(gᵃ + gᵇ) + (λ/4)(Hᵃ gᵇ + Hᵇ gᵃ),   H g = lim (g(ω + sg) − g(ω − sg)) / 2s
+
+over the leaves, where ω + sg moves the penalised parameters only; one view has a = b. Nothing of the package is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from random_scenarios import Scenario, Setup, set_up
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Vector = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a penalised step must leave behind."""
+
+    plain: Vector  # gradients of the mean loss, weighted as the calls are
+    penalty: Vector  # the penalty's part
+    penalty_size: float  # the sum of the norms of its pieces: what relative errors of calls and micro-batches refer to
+    losses: list[float]  # of each call
+    squared_norms: list[float]  # ‖∇Ĉ‖² (or ⟨∇Ĉᵃ, ∇Ĉᵇ⟩) of each call, mean over its micro-batches
+    curvatures: list[float]  # ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩ of each call, mean over its micro-batches; of no use with two views
+    penalty_norms: list[float]  # ‖(λ/2) ∇²Ĉ ∇Ĉ‖ over the penalised parameters, root of the mean square over those
+    reached: bool  # whether the loss depends on a penalised parameter
+    sure: bool  # whether two widths of the difference agree; they do not where a kink lies between the points
+    buffers: Vector  # after a plain step
+    random_state: Tensor
+
+
+def norm_of(vector: Vector) -> float:
+    return float(sum(float(part.double().square().sum()) for part in vector.values())) ** 0.5
+
+
+def difference(left: Vector, right: Vector) -> Vector:
+    return {name: left[name].double() - right[name].double() for name in left}
+
+
+def truth(scenario: Scenario, *, careful: bool = False) -> Truth:
+    """The oracle; `careful` compares two widths of the difference and says whether they agree."""
+    plain_setup = set_up(scenario)
+    starts, buffers, random_state = plain_steps(plain_setup)
+    double = in_float64(set_up(scenario))
+    plain, penalty = zeros(double), zeros(double)
+    losses, squared_norms, curvatures, penalty_norms = [], [], [], []
+    reached, sure, size = False, True, 0.0
+    for call in range(scenario.calls):
+        loss = squared = curvature = squared_part = 0.0
+        pieces = scenario.micro_batches
+        for piece in range(pieces):
+            views = [double.batches, double.others][: 1 + scenario.two_views]
+            batches = [slice_of(view[call], piece, pieces) for view in views]
+            states = [starts[call, piece, number] for number in range(len(views))]
+            found = [gradient(double, b, s) for b, s in zip(batches, states, strict=True)]
+            weight = 1 / (scenario.calls * pieces)
+            for value, g in found:
+                loss += value / (len(found) * pieces)
+                add(plain, g, weight / len(found))
+            first, last = found[0][1], found[-1][1]
+            chosen = [name for name in double.penalised() if name in first]
+            reached |= bool(chosen)
+            squared += sum(float((first[n] * last[n]).sum()) for n in chosen if n in last) / pieces
+            for number, batch in enumerate(batches):
+                direction = {n: found[-1 - number][1][n] for n in double.penalised() if n in found[-1 - number][1]}
+                product, agreed = curvature_product(double, batch, states[number], direction, careful)
+                sure &= agreed
+                along = [n for n in direction if n in product]
+                curvature += sum(float((direction[n] * product[n]).sum()) for n in along) / pieces
+                inside = norm_of({n: product[n] for n in double.penalised() if n in product})
+                squared_part += (scenario.strength / 2 * inside) ** 2 / pieces
+                size += weight * scenario.strength / 2 / len(batches) * norm_of(product)
+                add(penalty, product, weight * scenario.strength / 2 / len(batches))
+        losses.append(loss)
+        squared_norms.append(squared)
+        curvatures.append(curvature)
+        penalty_norms.append(squared_part**0.5)
+    return Truth(
+        plain, penalty, size, losses, squared_norms, curvatures, penalty_norms, reached, sure, buffers, random_state
+    )
+
+
+def plain_steps(setup: Setup) -> tuple[dict[tuple[int, int, int], Tensor], Vector, Tensor]:
+    """Ordinary forward and backward passes in the order of the penalty's: generator states, buffers at the end."""
+    starts = {}
+    scenario = setup.scenario
+    torch.manual_seed(scenario.seed)
+    for call in range(scenario.calls):
+        for piece in range(scenario.micro_batches):
+            losses = []
+            for number, view in enumerate([setup.batches, setup.others][: 1 + scenario.two_views]):
+                starts[call, piece, number] = torch.get_rng_state()
+                losses.append(setup.closure(*slice_of(view[call], piece, scenario.micro_batches)))
+            (losses[0] if len(losses) == 1 else torch.stack(losses).mean()).backward()
+    buffers = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
+    return starts, buffers, torch.get_rng_state()
+
+
+def in_float64(setup: Setup) -> Setup:
+    """The same models and data in float64, without autocast."""
+    if setup.scenario.dtype == "float64":
+        return setup
+    setup.scenario = replace(setup.scenario, dtype="float64")
+    setup.model.double()
+    if setup.encoder is not None:
+        setup.encoder.double()
+
+    def double(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        first = batch[0]
+        if not first.is_floating_point():
+            return batch
+        return (first.detach().double().requires_grad_(first.requires_grad), batch[1])
+
+    setup.batches = [double(batch) for batch in setup.batches]
+    setup.others = [double(batch) for batch in setup.others]
+    return setup
+
+
+def slice_of(batch: tuple[Tensor, ...], piece: int, pieces: int) -> tuple[Tensor, ...]:
+    if pieces == 1:
+        return batch
+    size = len(batch[0]) // pieces
+    return tuple(tensor[piece * size : (piece + 1) * size] for tensor in batch)
+
+
+def gradient(setup: Setup, batch: tuple[Tensor, ...], state: Tensor) -> tuple[float, Vector]:
+    """The loss and its gradient for every leaf that it reaches; buffers are left as they were."""
+    saved = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
+    torch.set_rng_state(state)
+    loss = setup.closure(*batch)
+    leaves = setup.trainable()
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    with torch.no_grad():
+        for name, buffer in setup.model.named_buffers():
+            buffer.copy_(saved[name])
+    return float(loss.detach()), {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def curvature_product(
+    setup: Setup, batch: tuple[Tensor, ...], state: Tensor, direction: Vector, careful: bool
+) -> tuple[Vector, bool]:
+    """H along the direction, and whether two widths agree to a tenth of what the tests allow.
+
+    In float64 a width of 1e-5 has truncation 1e-10 and rounding 1e-11; a narrower one is tried where a kink may lie
+    between the two points.
+    """
+    length = norm_of(direction)
+    if length == 0.0:
+        return {}, True
+    previous = None
+    for width in (1e-5, 2e-6, 2e-7, 3e-8):
+        ahead, behind = (moved_gradient(setup, batch, state, direction, sign * width / length) for sign in (1, -1))
+        product = {name: (ahead[name] - behind[name]) / (2 * width / length) for name in ahead if name in behind}
+        if not careful:
+            return product, True
+        if previous is not None:
+            apart, size = norm_of(difference(previous, product)), norm_of(product)
+            if apart <= 1e-7 * size + 1e-9 * length:
+                return previous, True
+        previous = product
+    return previous or {}, False
+
+
+def moved_gradient(setup: Setup, batch: tuple[Tensor, ...], state: Tensor, direction: Vector, by: float) -> Vector:
+    parameters = dict(setup.model.named_parameters())
+    originals = {name: parameters[name].detach().clone() for name in direction}
+    with torch.no_grad():
+        for name, step in direction.items():
+            parameters[name].add_(step, alpha=by)
+    try:
+        return gradient(setup, batch, state)[1]
+    finally:
+        with torch.no_grad():
+            for name, original in originals.items():
+                parameters[name].copy_(original)
+
+
+def zeros(setup: Setup) -> Vector:
+    return {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in setup.trainable().items()}
+
+
+def add(total: Vector, part: Vector, weight: float) -> None:
+    for name, tensor in part.items():
+        total[name] += weight * tensor.detach()
+
+
+def double_backward(setup: Setup, starts: dict[tuple[int, int, int], Tensor]) -> Vector:
+    """The same gradient by torch's second derivatives, in the scenario's own precision: how far rounding alone goes.
+
+    Raises what torch raises where it has no second derivative.
+    """
+    scenario, leaves, total = setup.scenario, setup.trainable(), zeros(setup)
+    weight = 1 / (scenario.calls * scenario.micro_batches)
+    for (call, piece, number), state in starts.items():
+        if number:
+            continue
+        views = [setup.batches, setup.others][: 1 + scenario.two_views]
+        losses, gradients = [], []
+        chosen = [leaves[name] for name in setup.penalised()]
+        torch.set_rng_state(state)
+        with sdpa_kernel(SDPBackend.MATH):
+            for view in views:
+                losses.append(setup.closure(*slice_of(view[call], piece, scenario.micro_batches)))
+                found = torch.autograd.grad(losses[-1], chosen, create_graph=True, allow_unused=True)
+                gradients.append(found)
+            pairs = [
+                (a, b) for a, b in zip(gradients[0], gradients[-1], strict=True) if a is not None and b is not None
+            ]
+            norm = sum(((a * b).sum() for a, b in pairs), torch.zeros(()))
+            objective = torch.stack(losses).mean() + scenario.strength / 4 * norm
+            parts = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+        add(total, {name: part for name, part in zip(leaves, parts, strict=True) if part is not None}, weight)
+    return total

@@ -1,0 +1,47 @@
+"""Scenarios that were once wrong, each with a name: what the random search found, as small as it could be made."""
+
+from __future__ import annotations
+
+from random_networks import Op
+from random_scenarios import Scenario
+
+NAMED: dict[str, Scenario] = {
+    # A layer whose input needs a gradient that the norm does not: a term of the Gram form was lost.
+    "an_encoder_outside_of_the_model": Scenario(encoder=True),
+    "an_encoder_and_micro_batches": Scenario(ops=(Op("bare_linear", 1),), encoder=True, micro_batches=2),
+    "inputs_with_a_gradient": Scenario(seed=1, input_gradient=True),
+    "low_rank_after_an_encoder": Scenario(ops=(Op("low_rank"),), inputs="sequences", batch=1, encoder=True),
+    "an_excluded_first_layer": Scenario(
+        ops=(Op("transposed_convolution", 2), Op("depthwise")), inputs="sequences", batch=1, exclude=(0, 1)
+    ),
+    # The output of a layer on three axes was a view of a custom function.
+    "a_residual_added_in_place": Scenario(ops=(Op("residual", 4, 1, (Op("linear"),)),), inputs="sequences"),
+    "a_relu_in_place_on_sequences": Scenario(ops=(Op("linear"), Op("curve_in_place")), inputs="sequences"),
+    "an_entry_of_a_sequence_set_to_zero": Scenario(ops=(Op("linear"), Op("write", 4, 1)), inputs="sequences"),
+    # Each recomputation counted a batch.
+    "batch_norm_in_a_checkpoint": Scenario(ops=(Op("checkpointed", 4, 0, (Op("batch_norm"),)),), batch=2),
+    # The recomputation ran torch's own hardsigmoid where the first pass had run one with a second derivative.
+    "hardsigmoid_in_a_checkpoint": Scenario(
+        ops=(Op("checkpointed", 4, 0, (Op("linear", 6), Op("curve", 4, 12))),), seed=5
+    ),
+    # The comparison of the first step took rounding for a missing term: bfloat16, and a gradient that is zero.
+    "rounding_of_bfloat16": Scenario(inputs="sequences", batch=1, frozen=(1,), dtype="autocast"),
+    "a_gradient_that_is_zero": Scenario(
+        ops=(
+            Op("convolution", 4, 9),
+            Op("curve", 4, 5),
+            Op("linear", 7),
+            Op("softmax", 4, 1),
+            Op("branches", 4, 1, (Op("linear", 4, 1), Op("einsum", 3, 1), Op("norm", 4, 2))),
+        ),
+        inputs="sequences",
+        batch=8,
+        loss="logits_of_all_pairs",
+        strength=0.0625,
+        seed=8,
+        frozen=(0,),
+        micro_batches=4,
+    ),
+    # Rounded to bfloat16 the moved parameters were the same: a difference of zero, with a stated error of zero.
+    "a_difference_below_the_rounding_of_autocast": Scenario(batch=1, dtype="autocast"),
+}
