@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,20 +14,28 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.bench import accuracy, fleets, memory, run, steps, table
-from tacit.bench.models import BENCH_MODELS, BenchModel, TransformerClassifier, Workload, _mlp_workload, choose
+from tacit.bench.models import (
+    BENCH_MODELS,
+    BenchModel,
+    CausalTransformer,
+    TransformerClassifier,
+    Workload,
+    _mlp_workload,
+    choose,
+)
 from tacit.cli import app
 from tacit.penalty import METHODS
 
 TINY = BenchModel("tiny", "a tiny MLP", 4, lambda: _mlp_workload(8, 4, inputs=6, hidden=1))
 
 
-FEW_ROUNDS = {"budget": 0.0, "at_least": 2}
+FEW_ROUNDS = 2
 
 
 @pytest.fixture(scope="module")
 def result() -> dict:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "QUICK", FEW_ROUNDS)
+        patch.setattr(run, "QUICK_ROUNDS", FEW_ROUNDS)
         return run.run([TINY], quick=True)
 
 
@@ -113,7 +123,7 @@ def test_a_step_that_refuses_the_model_becomes_a_row_with_its_reason(monkeypatch
         raise tacit.InputError("not this model.")
 
     monkeypatch.setitem(steps.STEPS, "gram", steps.StepKind("gram", True, True, refuse))
-    measured = run.measure_model(TINY, budget=0.0, at_least=1)
+    measured = run.measure_model(TINY, rounds=1)
     row = next(row for row in measured["rows"] if row["step"] == "gram")
     assert (row["status"], row["reason"]) == ("refused", "not this model.")
     shown = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -141,14 +151,14 @@ def test_steps_are_timed_in_turns_and_the_second_of_two_calls_counts() -> None:
 
         return call
 
-    timings = steps.time_interleaved({"a": step("a"), "b": step("b")}, budget=0.0, at_least=3)
+    timings = steps.time_interleaved({"a": step("a"), "b": step("b")}, rounds=3)
     assert calls == ["a", "a", "b", "b"] * 3
     assert {timing.rounds for timing in timings.values()} == {3}
 
 
 def test_fleets_are_counted_in_run_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "MINIBATCHES", 2)
-    measured = fleets.measure(budget=0.0, at_least=1)
+    measured = fleets.measure(rounds=1)
     first = measured["rows"][0]
     assert (first["step"], first["times_plain"]) == ("loop, plain", 1.0)
     rates = [row["run_updates_per_second"] * row["times_plain"] for row in measured["rows"]]
@@ -191,8 +201,45 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
 
 def test_the_command_writes_the_json_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BENCH_MODELS, "tiny", TINY)
-    monkeypatch.setattr(run, "QUICK", FEW_ROUNDS)
+    monkeypatch.setattr(run, "QUICK_ROUNDS", FEW_ROUNDS)
     done = CliRunner().invoke(app, ["bench", "--quick", "--model", "tiny", "--json", str(tmp_path / "b.json")])
     assert done.exit_code == 0, done.output
     assert "a tiny MLP" in done.output
     assert json.loads((tmp_path / "b.json").read_text())["models"][0]["name"] == "tiny"
+
+
+def tiny_language_model() -> Workload:
+    model = CausalTransformer(tokens=7, width=8, heads=2, layers=1, length=4)
+    text = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(0))
+    return Workload(model, text[:, :-1], text[:, 1:], attention=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_language_model,
+        lambda: replace(_mlp_workload(8, 4, inputs=6, hidden=1), micro_batch_size=2),
+        lambda: replace(_mlp_workload(8, 4, inputs=6, hidden=1), momentum=0.9),
+    ],
+    ids=["fused attention", "micro-batches", "momentum"],
+)
+def test_exact_steps_are_exact_on_the_other_kinds_of_models(make: Callable[[], Workload]) -> None:
+    torch.manual_seed(0)
+    workload = make()
+    measured = run.measure_model(BenchModel("tiny", "tiny", 4, lambda: workload), rounds=1)
+    rows = {row["step"]: row for row in measured["rows"]}
+    assert [name for name, row in rows.items() if row["status"] != "measured"] == []
+    exact = [row for name, row in rows.items() if steps.steps_for(workload)[name].penalised and row["exact"]]
+    assert len(exact) == 5
+    assert max(row["relative_error"] for row in exact) < 1e-3  # float32, and a penalty of a hundredth of the gradient
+    whole = rows.get("gram, whole batch")
+    assert (whole is None) == (workload.micro_batch_size is None)
+
+
+def test_the_oracle_of_micro_batches_is_the_mean_of_their_own() -> None:
+    whole = replace(_mlp_workload(8, 4, inputs=6, hidden=1), micro_batch_size=2)
+    halves = [replace(whole, inputs=x, targets=y, micro_batch_size=None) for x, y in whole.micro_batches()]
+    found = accuracy.oracle(whole)
+    each = [accuracy.oracle(half) for half in halves]
+    for gradient, *parts in zip(found.gradients, *[one.gradients for one in each], strict=True):
+        torch.testing.assert_close(gradient, sum(parts) / 2, rtol=1e-12, atol=1e-15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,14 +24,25 @@ class Oracle:
 
 
 def oracle(workload: Workload) -> Oracle:
-    """The reference for one model and minibatch: the same model, the same minibatch, float64."""
+    """The reference for one model and minibatch: the same in float64; the mean over micro-batches, if there are."""
     model = copy.deepcopy(workload.model).double()
     inputs = workload.inputs.double() if workload.inputs.is_floating_point() else workload.inputs
+    double = replace(workload, model=model, inputs=inputs)
     parameters = list(model.parameters())
-    loss = torch.nn.functional.cross_entropy(model(inputs), workload.targets)
-    plain = torch.autograd.grad(loss, parameters, create_graph=True)
-    squared_norm = torch.stack([gradient.square().sum() for gradient in plain]).sum()
-    penalty = torch.autograd.grad(STRENGTH / 4 * squared_norm, parameters, allow_unused=True, materialize_grads=True)
+    plain = [torch.zeros_like(parameter) for parameter in parameters]
+    penalty = [torch.zeros_like(parameter) for parameter in parameters]
+    pieces = double.micro_batches()
+    with workload.twice_differentiable():
+        for piece in pieces:
+            first = torch.autograd.grad(double.loss_on(*piece), parameters, create_graph=True)
+            squared_norm = torch.stack([gradient.square().sum() for gradient in first]).sum()
+            second = torch.autograd.grad(
+                STRENGTH / 4 * squared_norm, parameters, allow_unused=True, materialize_grads=True
+            )
+            with torch.no_grad():
+                for total, parts in ((plain, first), (penalty, second)):
+                    for sum_so_far, part in zip(total, parts, strict=True):
+                        sum_so_far += part / len(pieces)
     with torch.no_grad():
         return Oracle([a + b for a, b in zip(plain, penalty, strict=True)], _norm(penalty))
 
@@ -42,7 +53,7 @@ def relative_error(kind: StepKind, workload: Workload, reference: Oracle) -> flo
     G is read off the update itself, (ω − ω′)/lr, so that a step is judged by what it does to the parameters, whether
     or not it leaves a gradient behind.
     """
-    moved = Workload(copy.deepcopy(workload.model), workload.inputs, workload.targets)
+    moved = replace(workload, model=copy.deepcopy(workload.model))
     kind.make(moved, UNIT_STEP)()
     with torch.no_grad():
         errors = (

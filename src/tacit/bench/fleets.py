@@ -23,7 +23,7 @@ RUNS, WIDTH, BATCH_SIZE = 24, 64, 32
 MINIBATCHES = 25  # per timed turn; fewer than the fleet's own look for divergence would time its absence
 
 
-def measure(*, budget: float, at_least: int) -> dict[str, Any]:
+def measure(*, rounds: int) -> dict[str, Any]:
     """Run-updates per second of loops and fleets, in turns, on one thread (a fleet has a core to itself)."""
     with _one_thread():
         workload = _single_run()
@@ -33,7 +33,7 @@ def measure(*, budget: float, at_least: int) -> dict[str, Any]:
             "fleet, plain": _fleet(0.0),
             "fleet, exact penalty": _fleet(steps.STRENGTH),
         }
-        timings = steps.time_interleaved(turns, budget=budget, at_least=at_least)
+        timings = steps.time_interleaved(turns, rounds=rounds)
     plain = timings["loop, plain"].median / MINIBATCHES
     rows = []
     for name, seen in timings.items():

@@ -15,8 +15,10 @@ from tacit.bench.steps import Step
 
 
 def state_bytes(workload: Workload) -> int:
-    """What is there before a step begins: parameters, buffers and the minibatch."""
+    """What is there before a step begins: parameters, buffers, momentum and the minibatch."""
     held = [*workload.model.parameters(), *workload.model.buffers(), workload.inputs, workload.targets]
+    if workload.momentum:
+        held += workload.model.parameters()  # one buffer of the same size for each
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 

@@ -22,11 +22,11 @@ from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import SEED, BenchModel, Workload
-from tacit.bench.steps import LEARNING_RATE, STEPS, STRENGTH, Step, time_interleaved
+from tacit.bench.steps import LEARNING_RATE, STRENGTH, Step, steps_for, time_interleaved
 
 SCHEMA = "tacit-bench/1"
-FULL = {"budget": 30.0, "at_least": 7}  # seconds of timing per model, and rounds
-QUICK = {"budget": 3.0, "at_least": 3}
+QUICK_ROUNDS = 3  # of every model; a full run takes as many as the model says
+FLEET_ROUNDS = 50
 
 
 def run(
@@ -34,15 +34,14 @@ def run(
 ) -> dict[str, Any]:
     """Times, peak memory and errors of every step on every given model, with what is needed to repeat them."""
     started, begun = datetime.now(UTC), time.perf_counter()
-    effort = QUICK if quick else FULL
     measured = []
     for model in models:
         say(f"measuring {model.title}")
-        measured.append(measure_model(model, **effort))  # type: ignore[arg-type]
+        measured.append(measure_model(model, rounds=QUICK_ROUNDS if quick else model.rounds))
     fleet_rates = None
     if with_fleets:
         say(f"measuring fleets of {fleets.RUNS} runs")
-        fleet_rates = fleets.measure(**effort)  # type: ignore[arg-type]
+        fleet_rates = fleets.measure(rounds=QUICK_ROUNDS if quick else FLEET_ROUNDS)
     return {
         "schema": SCHEMA,
         "tacit": __version__,
@@ -50,7 +49,7 @@ def run(
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - begun, 1),
         "quick": quick,
-        "settings": {"strength": STRENGTH, "learning_rate": LEARNING_RATE, "dtype": "float32", "seed": SEED, **effort},
+        "settings": {"strength": STRENGTH, "learning_rate": LEARNING_RATE, "dtype": "float32", "seed": SEED},
         "machine": machine(),
         "definitions": {
             "times_plain": "median time of a step / median time of a plain torch.optim.SGD step, in turns",
@@ -62,41 +61,44 @@ def run(
     }
 
 
-def measure_model(model: BenchModel, *, budget: float, at_least: int) -> dict[str, Any]:
+def measure_model(model: BenchModel, *, rounds: int) -> dict[str, Any]:
     """The rows of one model. A step that refuses the model becomes a row with the reason."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # approximate methods warn about their error, which is a column of the table
-        costs = _costs(model.make(), budget=budget, at_least=at_least)
+        costs = _costs(model.make(), rounds=rounds)
         workload = model.make()  # the oracle and every step see the parameters as they were drawn
         reference = oracle(workload)
         for row in costs:
             if row["status"] == "measured":
-                kind = STEPS[row["step"]]
+                kind = steps_for(workload)[row["step"]]
                 row["relative_error"] = relative_error(kind, workload, reference) if kind.penalised else None
     return {
         "name": model.name,
         "title": model.title,
         "batch_size": model.batch_size,
+        "micro_batch_size": workload.micro_batch_size,
+        "momentum": workload.momentum,
         "memory_format": model.memory_format,
         "parameters": sum(parameter.numel() for parameter in workload.model.parameters()),
         "rows": costs,
     }
 
 
-def _costs(workload: Workload, *, budget: float, at_least: int) -> list[dict[str, Any]]:
+def _costs(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
     steps: dict[str, Step] = {}
     refused: dict[str, str] = {}
-    for name, kind in STEPS.items():
+    kinds = steps_for(workload)
+    for name, kind in kinds.items():
         try:
             step = kind.make(workload, LEARNING_RATE)
             step()  # some refuse only once they have seen the model run
             steps[name] = step
         except InputError as error:
             refused[name] = str(error)
-    timings = time_interleaved(steps, budget=budget, at_least=at_least)
+    timings = time_interleaved(steps, rounds=rounds)
     peaks = {name: peak_bytes(workload, step) for name, step in steps.items()}
     rows: list[dict[str, Any]] = []
-    for name, kind in STEPS.items():
+    for name, kind in kinds.items():
         row: dict[str, Any] = {"step": name, "exact": kind.exact}
         if name in refused:
             rows.append({**row, "status": "refused", "reason": refused[name]})

@@ -31,7 +31,7 @@ class StepKind:
 
 def plain(workload: Workload, learning_rate: float) -> Step:
     """What a PyTorch user does without a penalty: clear, forward, backward, `torch.optim.SGD.step`."""
-    optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate)
+    optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate, momentum=workload.momentum)
 
     def step() -> Tensor:
         optimizer.zero_grad()
@@ -46,32 +46,44 @@ def plain(workload: Workload, learning_rate: float) -> Step:
 def naive_double_backward(workload: Workload, learning_rate: float) -> Step:
     """What everyone writes: the gradient with a graph, its squared norm added to the loss, backward through both."""
     parameters = list(workload.model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate, momentum=workload.momentum)
+
+    pieces = workload.micro_batches()
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        loss = workload.loss()
-        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-        squared_norm = sum(gradient.pow(2).sum() for gradient in gradients)
-        (loss + STRENGTH / 4 * squared_norm).backward()
+        total = torch.zeros(())
+        with workload.twice_differentiable():
+            for inputs, targets in pieces:
+                loss = workload.loss_on(inputs, targets)
+                gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+                squared_norm = sum(gradient.pow(2).sum() for gradient in gradients)
+                ((loss + STRENGTH / 4 * squared_norm) / len(pieces)).backward()
+                total += loss.detach()
         optimizer.step()
-        return loss
+        return total / len(pieces)
 
     return step
 
 
-def penalty_step(method: str) -> Callable[[Workload, float], Step]:
-    """`GradientPenalty` with one method, and `torch.optim.SGD`."""
+def penalty_step(method: str, *, whole_batch: bool = False) -> Callable[[Workload, float], Step]:
+    """`GradientPenalty` with one method, and `torch.optim.SGD`; `whole_batch` leaves micro-batches out."""
 
     def make(workload: Workload, learning_rate: float) -> Step:
         from tacit.penalty import GradientPenalty
 
-        penalty = GradientPenalty(workload.model, strength=STRENGTH, method=method, when_uncertain="warn")
-        optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate)
+        size = None if whole_batch else workload.micro_batch_size
+        penalty = GradientPenalty(
+            workload.model, strength=STRENGTH, method=method, micro_batch_size=size, when_uncertain="warn"
+        )
+        optimizer = torch.optim.SGD(workload.model.parameters(), lr=learning_rate, momentum=workload.momentum)
 
         def step() -> Tensor:
             optimizer.zero_grad()
-            loss = penalty.backward(workload.loss)
+            if size is None:
+                loss = penalty.backward(workload.loss)
+            else:
+                loss = penalty.backward(workload.loss_on, workload.inputs, workload.targets)
             optimizer.step()
             return loss
 
@@ -84,8 +96,13 @@ def factored(workload: Workload, learning_rate: float) -> Step:
     """`FactoredSGD`: the exact penalised step without a weight gradient."""
     from tacit.penalty import FactoredSGD
 
-    optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH)
-    return lambda: optimizer.step(workload.loss)
+    options = {"momentum": workload.momentum} if workload.momentum else {}
+    if workload.micro_batch_size is None:
+        optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH, **options)
+        return lambda: optimizer.step(workload.loss)
+    options["micro_batch_size"] = workload.micro_batch_size
+    optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH, **options)
+    return lambda: optimizer.step(workload.loss_on, workload.inputs, workload.targets)
 
 
 STEPS: dict[str, StepKind] = {
@@ -103,6 +120,14 @@ STEPS: dict[str, StepKind] = {
 }
 
 
+WHOLE_BATCH = StepKind("gram, whole batch", True, False, penalty_step("gram", whole_batch=True))
+
+
+def steps_for(workload: Workload) -> dict[str, StepKind]:
+    """Every step; with micro-batches also the penalty of the whole batch, another objective, to compare the time."""
+    return STEPS if workload.micro_batch_size is None else STEPS | {WHOLE_BATCH.name: WHOLE_BATCH}
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one step: the median and the quartiles over interleaved rounds."""
@@ -113,26 +138,24 @@ class Timing:
     rounds: int
 
 
-def time_interleaved(steps: dict[str, Step], *, budget: float, at_least: int, at_most: int = 60) -> dict[str, Timing]:
+def time_interleaved(steps: dict[str, Step], *, rounds: int) -> dict[str, Timing]:
     """The median seconds of every step, measured in turns so that a slow moment of the machine hits all of them.
 
     In each round every step runs twice and the second run counts: the first one frees what another step left behind
-    (gradients above all), which in a loop of its own the step would not meet. Rounds end when the budget in seconds is
-    spent, but not before `at_least` of them.
+    (gradients above all), which in a loop of its own the step would not meet. The number of rounds is fixed before the
+    first: nothing that is seen on the way can end the measurement.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    started, rounds = time.perf_counter(), 0
     collecting = gc.isenabled()
     gc.disable()  # a collection inside one step would be charged to that step
     try:
-        while rounds < at_least or (rounds < at_most and time.perf_counter() - started < budget):
+        for _ in range(rounds):
             for name, step in steps.items():
                 step()
                 begun = time.perf_counter()
                 step()
                 seconds[name].append(time.perf_counter() - begun)
             gc.collect()
-            rounds += 1
     finally:
         if collecting:
             gc.enable()
