@@ -232,7 +232,7 @@ REFUSALS = {
     "a factored strength that is a function": (lambda: FactoredSGD(net(), lr=0.1, strength=len), "strength="),
     "a second parameter group": (
         lambda: FactoredSGD(net(), lr=0.1).add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
-        "one parameter group",
+        "no trainable parameter of the model",
     ),
 }
 
@@ -248,3 +248,12 @@ def test_numpy_numbers_are_numbers() -> None:
     import numpy as np
 
     assert GradientPenalty(net(), np.float32(0.25)).strength == 0.25
+
+
+def test_forward_over_reverse_refuses_a_model_that_lets_activations_require_a_gradient() -> None:
+    """What transformers' `gradient_checkpointing_enable` does to the embeddings' output."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    model[0].register_forward_hook(lambda module, given, made: made.requires_grad_(True))
+    penalty = GradientPenalty(model, 0.1, method="forward_over_reverse")
+    with pytest.raises(InputError, match=r"calls requires_grad_\(\) while it runs.*Use method='gram'"):
+        penalty.backward(lambda: model(torch.ones(4, 3)).square().mean())
