@@ -96,12 +96,15 @@ def factored(workload: Workload, learning_rate: float) -> Step:
     """`FactoredSGD`: the exact penalised step without a weight gradient."""
     from tacit.penalty import FactoredSGD
 
-    options = {"momentum": workload.momentum} if workload.momentum else {}
+    optimizer = FactoredSGD(
+        workload.model,
+        lr=learning_rate,
+        strength=STRENGTH,
+        momentum=workload.momentum,
+        micro_batch_size=workload.micro_batch_size,
+    )
     if workload.micro_batch_size is None:
-        optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH, **options)
         return lambda: optimizer.step(workload.loss)
-    options["micro_batch_size"] = workload.micro_batch_size
-    optimizer = FactoredSGD(workload.model, lr=learning_rate, strength=STRENGTH, **options)
     return lambda: optimizer.step(workload.loss_on, workload.inputs, workload.targets)
 
 
