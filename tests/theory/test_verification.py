@@ -150,3 +150,23 @@ def test_json_holds_the_errors_and_the_verdicts() -> None:
     assert read["passed"] is True
     assert read["findings"][0]["errors"] == [0.16, 0.04, 0.01]
     assert read["findings"][0]["observed"] == pytest.approx(2)
+
+
+class Tokens(nn.Module):
+    """A model whose inputs are whole numbers: they cannot be multiplied by 1.3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(5, 2), nn.Linear(2, 1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.embedding(tokens).mean(1)))
+
+
+def test_a_model_of_tokens_is_verified_without_augmentation() -> None:
+    tokens = torch.tensor([[0, 1, 2], [3, 4, 0], [2, 2, 1], [4, 3, 3]])
+    targets = torch.tensor([[0.5], [-1.0], [0.2], [0.9]], dtype=torch.float64)
+    problem = tacit.Problem(Tokens(), nn.functional.mse_loss, (tokens, targets), batch_size=2, dtype=torch.float64)
+    study = verify(problem, only="augmentation")
+    assert {finding.status for finding in study.findings} == {"not measured"}
+    assert "cannot be multiplied" in str(study)

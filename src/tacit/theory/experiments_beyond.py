@@ -115,6 +115,9 @@ def augmented(scape: Landscape, *, change: float = 0.3) -> Experiment:
     augmentation per step would add.
     """
     own = two_minibatches(scape).problem
+    if not own.inputs.is_floating_point() or len(own.batches) != 2:
+        reason = "the inputs cannot be multiplied by a number, or cannot be dealt into two minibatches"
+        return Experiment("augmentation", 1, lambda rates: rates, _augmented_rivals(scape, scape), not_measured=reason)
     size = own.train_size
     inputs = torch.cat([(1 + change) * own.inputs, (1 - change) * own.inputs])
     halves = [batch + draw * size for batch in own.batches for draw in (0, 1)]
@@ -129,29 +132,25 @@ def augmented(scape: Landscape, *, change: float = 0.3) -> Experiment:
         "augmentation",
         2,
         ends_of(apart, sgd_rule(apart), steps_of(apart, rows)),
-        (
-            Rival(
-                "augmentation, mean against ‖E_a ∇Ĉᵃ‖²",
-                "beyond",
-                3,
-                descent(losses.modified_loss_sgd, both, learning_rate=1),
-            ),
-            Rival(
-                "augmentation, mean against E_a ‖∇Ĉᵃ‖²",
-                "beyond",
-                2,
-                descent(losses.modified_loss_sgd, apart, learning_rate=1),
-            ),
-        ),
+        _augmented_rivals(both, apart),
         # Larger inputs are sharper losses: up to (1 + change)² times for a linear model, and twice that for safety.
         stiffness=2 * (1 + change) ** 2,
+    )
+
+
+def _augmented_rivals(both: Landscape, apart: Landscape) -> tuple[Rival, ...]:
+    """Against the norm of the mean gradient over augmentations, and against the mean of the norms."""
+    mean, norms = (descent(losses.modified_loss_sgd, scape, learning_rate=1) for scape in (both, apart))
+    return (
+        Rival("augmentation, mean against ‖E_a ∇Ĉᵃ‖²", "beyond", 3, mean),
+        Rival("augmentation, mean against E_a ‖∇Ĉᵃ‖²", "beyond", 2, norms),
     )
 
 
 def two_minibatches(scape: Landscape) -> Landscape:
     """The same data in two minibatches, so that orders and draws of many updates can be enumerated."""
     own, half = scape.problem, scape.train_size // 2
-    if scape.batches_per_epoch == 2:
+    if scape.batches_per_epoch == 2 or half == 0:
         return scape
     return Landscape(_twin(own, own.inputs, own.targets, [torch.arange(half), torch.arange(half, 2 * half)]))
 

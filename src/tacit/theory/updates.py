@@ -120,16 +120,16 @@ def mean_epoch(problem: Problem | Landscape, rule: GradientRule, *, slots: int) 
     examples = torch.stack(steps_of(scape, orders_of(scape.batches_per_epoch).rows), dim=1)  # (orders, m, B)
 
     def direction(w: Tensor, memory: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        def one_order(batches: Tensor) -> tuple[Tensor, Tensor]:
+        def one_order(batches: Tensor) -> Tensor:
             moved, kept = torch.zeros_like(w), memory
             for batch in batches:
                 point = w - rate * moved
                 step, kept = rule(scape.gradient_of(point, batch), point, kept)
                 moved = moved + step
-            return moved, kept
+            return torch.cat([moved.unsqueeze(0), kept])
 
-        moved, kept = vmap(one_order)(examples)
-        return moved.mean(0), kept.mean(0)
+        mean = scape.map(one_order, examples).mean(0)
+        return mean[0], mean[1:]
 
     return MemoryEpoch(direction, slots=slots)
 
