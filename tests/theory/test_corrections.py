@@ -73,7 +73,7 @@ ALL_PAIRINGS = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["quadratic", "logistic"])
 def test_the_second_correction_of_an_order_there_and_back_is_that_of_its_map(case: str) -> None:
     # The same field without any bracket: the logarithm of the six steps, by automatic differentiation.
     scape = Landscape(problems.PROBLEMS[case](batches=3))

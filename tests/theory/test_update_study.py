@@ -166,14 +166,14 @@ def test_the_estimated_asymmetry_of_a_large_field_is_near_the_exact_one() -> Non
 def test_interpolated_and_differentiated_corrections_agree() -> None:
     scape = Landscape(problems.tanh_mlp())
     update = tacit.theory.gd_update(scape)
-    exact = modified_flow(update, order=3).corrections(scape.start)
+    exact = modified_flow(update, order=2).corrections(scape.start)
     seen: list[tuple[int, int]] = []
-    flow = modified_flow(update, order=3, method="nodes", progress=lambda done, total: seen.append((done, total)))
+    flow = modified_flow(update, order=2, method="nodes", progress=lambda done, total: seen.append((done, total)))
     found = flow.corrections(scape.start)
     # Each order divides rounding by the radius once more, about 1/60 here.
-    for k, digits in enumerate((11, 9, 6, 4)):
+    for k, digits in enumerate((11, 9, 6)):
         assert (found[k] - exact[k]).norm() < 10.0**-digits * exact[k].norm(), k
-    assert seen[-1] == (18, 18)
+    assert seen[-1] == (17, 17)
 
 
 def test_an_unknown_method_is_refused() -> None:
