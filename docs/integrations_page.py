@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "integrations.json"
 PAGE = ROOT / "docs" / "integrations.md"
 
-# What a user adds, in at most three lines; tests/integrations/test_page.py runs them.
+# What a user adds, in at most three lines; tests/integrations/test_integrations_page.py runs them.
 SNIPPETS = {
     "plain loop": """\
 penalty = tacit.GradientPenalty(model, strength=2**-6)
