@@ -4,9 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TRAINERS := .venv-integrations
+ZOO    := .venv-zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce check test test-slow lint bench integrations mutants package clean
+.PHONY: help setup reproduce check test test-slow lint bench integrations zoo mutants package clean
 
 help:             ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -37,7 +38,7 @@ check: $(STAMP)   ## lint, types and the core of the tests, for every commit: un
 test: $(STAMP)    ## the default test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
-test-slow: $(STAMP) ## every test, slow ones too
+test-slow: $(STAMP) ## every test, slow ones too: 20,000 random models among them
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)    ## ruff and mypy
@@ -54,6 +55,16 @@ $(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-integrations.
 	$(TRAINERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-integrations.txt -e '.[integrations]'
 	@touch $(TRAINERS)/.installed
 
+$(ZOO)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(ZOO)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[zoo]'
+	@touch $(ZOO)/.installed
+
+zoo: $(ZOO)/.installed ## every method on the public models of docs/models.md: about 10 minutes, nothing is downloaded
+	$(ZOO)/bin/python benchmarks/zoo/run.py --again --json benchmarks/results/zoo.json
+	$(ZOO)/bin/python docs/models_table.py
+
 integrations: $(TRAINERS)/.installed ## the penalty in Lightning, Transformers and accelerate: its tests and its matrix
 	$(TRAINERS)/bin/python -m pytest tests/integrations
 	$(TRAINERS)/bin/python tests/integrations/record.py
@@ -66,4 +77,4 @@ package:          ## wheel and sdist, checked, installed in a clean environment 
 	$(PYTHON) tests/check_package.py $(foreach python,$(PYTHONS),--python $(python)) $(if $(VENVS),--venvs $(VENVS))
 
 clean:            ## remove .venv and caches
-	rm -rf $(VENV) $(TRAINERS) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(ZOO) $(TRAINERS) build dist .mypy_cache .ruff_cache .pytest_cache

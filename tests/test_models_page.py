@@ -1,0 +1,62 @@
+"""docs/models.md is what the stored zoo says, and the zoo holds no failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("models_table", ROOT / "docs" / "models_table.py")
+models_table = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(models_table)
+LIBRARIES = {"torch.nn", "torchvision", "timm", "transformers", "peft"}
+AUTO_MUST_BE_EXACT = (
+    "GPT-2",
+    "GPT-2, width 512",
+    "Bert",
+    "Llama",
+    "Llama, width 512",
+    "ViT",
+    "Llama + LoRA",
+    "Llama + LoRA, width 512, input gradients",
+)
+
+
+@pytest.fixture(scope="module")
+def zoo() -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "results" / "zoo.json").read_text())
+
+
+def test_the_page_is_made_from_the_stored_zoo(zoo: dict[str, Any]) -> None:
+    assert (ROOT / "docs" / "models.md").read_text() == models_table.page(zoo)
+
+
+def test_no_model_is_wrong_and_none_ends_in_a_traceback(zoo: dict[str, Any]) -> None:
+    ends = Counter(end["status"] for model in zoo["models"] for _, _, end in models_table.cases(model))
+    assert [status for status in models_table.FAILURES if ends[status]] == []
+    assert len(zoo["models"]) >= 60
+    assert {model["library"] for model in zoo["models"]} == LIBRARIES
+
+
+def test_at_most_three_models_have_no_exact_method(zoo: dict[str, Any]) -> None:
+    assert sum(not models_table.has_exact_method(model) for model in zoo["models"]) <= 3
+
+
+@pytest.mark.parametrize("name", AUTO_MUST_BE_EXACT)
+def test_auto_is_exact_on_todays_language_and_vision_transformers(zoo: dict[str, Any], name: str) -> None:
+    (model,) = [
+        model for model in zoo["models"] if model["name"] == name and model["library"] in ("transformers", "peft")
+    ]
+    assert {ends["auto"]["status"] for ends in model["variants"].values()} == {"exact"}
+
+
+def test_a_failure_would_be_seen_on_the_page(zoo: dict[str, Any]) -> None:
+    broken = json.loads(json.dumps(zoo))
+    broken["models"][0]["variants"]["base"]["gram"] = {"status": "wrong", "error": 0.5}
+    assert "**WRONG**" in models_table.page(broken)
+    assert "**WRONG**" not in models_table.page(zoo)
