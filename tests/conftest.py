@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,15 @@ torch.set_num_threads(1)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background: tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_starts() -> None:
+    """Handlers of signals and the level of the logger as in a new process: a Ray cluster that a test starts in this
+    process leaves its own handler of SIGTERM behind, and a test that silences the logger silences those after it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("tacit").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import traceback
 import warnings
 from collections import Counter
@@ -18,7 +17,6 @@ from torch import Tensor
 from tacit import FactoredSGD, GradientPenalty, InputError
 from tacit.penalty import PenaltyRecord, registry
 
-logging.getLogger("tacit").setLevel(logging.ERROR)  # it says once per penalty that attention runs under MATH
 APPROXIMATE = ("finite_difference", "ascent")
 LARGEST_ERROR = 0.1  # of an approximate step, by its own estimate
 NEVER_REFUSE = ("gram", "double_backward", "auto", "loss", "FactoredSGD")  # what torch can differentiate twice
