@@ -18,6 +18,8 @@ from tacit import FactoredSGD, GradientPenalty, InputError
 from tacit.penalty import PenaltyRecord, registry
 
 APPROXIMATE = ("finite_difference", "ascent")
+# hardswish, hardsigmoid, hardswish in place
+ROUNDED_SIXTHS = ("Op('curve', 4, 11)", "Op('curve', 4, 12)", "Op('curve_in_place', 4, 6)")
 LARGEST_ERROR = 0.1  # of an approximate step, by its own estimate
 NEVER_REFUSE = ("gram", "double_backward", "auto", "loss", "FactoredSGD")  # what torch can differentiate twice
 
@@ -43,7 +45,7 @@ def tolerance(scenario: Scenario) -> tuple[float, float]:
     of 2⁻⁸, some ten operations deep; where examples cancel it is more, which `rounding` measures. torch's hardsigmoid
     and hardswish multiply with 1/6 rounded to float32, 3e-8 off, in float64 too; written out they do not.
     """
-    of_plain = 1e-7 if "Op('curve', 4, 1" in repr(scenario.ops) or "curve_in_place" in repr(scenario.ops) else 1e-8
+    of_plain = 1e-7 if any(sixth in repr(scenario.ops) for sixth in ROUNDED_SIXTHS) else 1e-8
     return {"float64": (2e-6, of_plain), "float32": (2e-2, 2e-4), "autocast": (0.1, 0.02)}[scenario.dtype]
 
 
