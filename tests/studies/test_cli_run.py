@@ -232,6 +232,7 @@ def test_an_absurd_size_is_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda: 16e9)
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: None)  # not what other tests measured
     folder = file.parent / "out"
     more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
     assert typed(monkeypatch, "run", file, override, *more, "--into", folder, *dry) == 2
