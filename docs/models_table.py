@@ -70,8 +70,8 @@ of any loss, so methods that differentiate ‖g‖² and methods that differenti
 
 What was settled after results had been seen: that model, Wav2Vec2 and about ten larger vision models were left out, and
 models with float32 inside got the wider bounds (ᶠ) after two of them, IA3 and prompt tuning, had counted as wrong by
-0.3 to 1.5 % of a very small penalty. The runner resumes, keeping rows that its file has, and rows carry no commit: whether
-all of them come from one run on one commit cannot be told from the file. `python benchmarks/zoo/run.py --again` makes
+0.3 to 1.5 % of a very small penalty. The runner resumes, keeping rows that its file has, and rows have no commit:
+whether all of them come from one run on one commit cannot be told from the file. `benchmarks/zoo/run.py --again` makes
 them anew."""
 
 
