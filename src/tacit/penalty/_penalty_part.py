@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 
 
 class PenaltyPart:
@@ -24,9 +25,10 @@ class PenaltyPart:
         if gradient.is_sparse or part.is_sparse:
             self.missing = True
             return
-        g, d = (_vector(tensor) for tensor in (gradient, part))
-        self.along.append(times * torch.dot(g, d))
-        self.squares.append(times**2 * torch.dot(d, d))
+        g, d = _vector(gradient), _vector(part)
+        along, square = torch.dot(g, d), torch.dot(d, d)
+        self.along.append(along if times == 1 else times * along)
+        self.squares.append(square if times == 1 else times**2 * square)
 
     @property
     def curvature(self) -> Tensor | None:
@@ -79,8 +81,10 @@ class GradientWatch:
 
     def see(self, leaf: Tensor, found: Tensor) -> None:
         gradient = self.gradients.get(leaf)
-        if gradient is not None:
-            whole = found.detach() if self.factor == 1 else found.detach() / self.factor
+        if gradient is None:
+            return
+        with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
+            whole = found if self.factor == 1 else found / self.factor
             self.part.add(gradient, whole.to(gradient.dtype) - gradient)
 
     @contextmanager

@@ -49,11 +49,17 @@ def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
 
 
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> list[Tensor]:
+    # With scale 1 nothing is multiplied or divided: each would be a pass over all gradients in both derivatives.
+    scaled = loss if scale == 1 else scale * loss
     with without_hooks(parameters):
-        gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(scaled, parameters, create_graph=True, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise InputError(NOTHING_REACHED)
     return [
-        torch.zeros_like(parameter) if gradient is None else gradient.to(parameter.dtype) / scale
+        torch.zeros_like(parameter) if gradient is None else _unscaled(gradient.to(parameter.dtype), scale)
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
+
+
+def _unscaled(gradient: Tensor, scale: float) -> Tensor:
+    return gradient if scale == 1 else gradient / scale
