@@ -188,7 +188,7 @@ def changed(report: Report, id: str, change: Callable[[dict[str, Any]], dict[str
 
 @pytest.mark.parametrize("id", list(catalogue()))
 def test_runs_of_another_setting_are_not_taken_for_seeds(paper: Report, id: str) -> None:
-    found = changed(paper, id, lambda spec: {**spec, "width": 32} if spec["seed"] == 41 else spec)
+    found = changed(paper, id, lambda spec: {**spec, "width": 32} if spec["seed"] in (81, 141) else spec)
     assert found.figures == ()
     assert "differ in width: 32, 64" in found.absent[id]
 
@@ -211,7 +211,7 @@ def test_a_seed_that_is_there_twice_is_not_two_runs(paper: Report) -> None:
 
 def test_epochs_and_updates_of_equal_length_are_alike(paper: Report) -> None:
     def in_updates(spec: dict[str, Any]) -> dict[str, Any]:
-        return {**spec, "epochs": None, "updates": 25600} if spec["seed"] == 41 else spec
+        return {**spec, "epochs": None, "updates": 25600} if spec["seed"] in (81, 141) else spec
 
     assert changed(paper, "2a", in_updates).absent == {}
 

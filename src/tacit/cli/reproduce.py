@@ -24,8 +24,8 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="quick: 3 seeds, coarse grids. standard: 7 seeds, best 5. small: real images, cut to hours. paper: as "
-            "published, for a cluster."
+            help="quick: 3 to 6 seeds, coarse grids. standard: 10 seeds, best 7 drawn. small: real images, cut to "
+            "hours. paper: as published, for a cluster."
         ),
     ] = "quick",
     dataset: Annotated[

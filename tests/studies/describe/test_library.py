@@ -19,7 +19,7 @@ from tacit.studies.describe.library import datasets, library, results_name
 
 def test_the_first_two_scales_are_on_mnist1d_unless_said_otherwise() -> None:
     assert library(None, "quick").keys() == library("mnist1d", "quick").keys()
-    assert {run.dataset for study in library(None, "standard").values() for run in study.runs} == {"mnist1d"}
+    assert {run.dataset for study in library(None, "standard").values() for run in study.runs} == {"mnist1d_16k"}
 
 
 def test_the_papers_scale_mixes_its_two_datasets_and_can_be_asked_for_one() -> None:
