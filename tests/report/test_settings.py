@@ -86,10 +86,10 @@ def test_what_is_called_used_is_what_a_figure_counts(world: str, request: pytest
 
 
 def test_planned_runs_have_the_seeds_that_a_report_takes() -> None:
-    """Of the 5 seeds at B = 16 in the small 6b and 6c, the other batch sizes have 3."""
-    for id in ("6b", "6c"):
+    """Of the 6 seeds at B = 16 in the quick 3a and 6b, the other batch sizes have 3."""
+    for id in ("3a", "6b"):
         figure = catalogue()[id]
-        rows, options = planned(id, library(None, "small").values())
+        rows, options = planned(id, library(None, "quick").values())
         assert described(figure, used(figure, rows, options))["runs per point"] == "3 seeds"
 
 
