@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TRAINERS := .venv-integrations
 ZOO    := .venv-zoo
+DOCS   := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce check test test-slow lint bench integrations zoo mutants package clean
+.PHONY: help setup reproduce check test test-slow lint bench integrations zoo mutants package docs clean
 
 help:             ## show this list
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -73,8 +74,17 @@ integrations: $(TRAINERS)/.installed ## the penalty in Lightning, Transformers a
 mutants: $(STAMP) ## break named things one at a time: each must turn a test red
 	$(BIN)/python tests/mutants.py
 
+$(DOCS)/.installed: pyproject.toml constraints.txt constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-docs.txt -e '.[docs]'
+	@touch $(DOCS)/.installed
+
+docs: $(DOCS)/.installed ## the docs site with its tutorials run, into build/site: open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict  # a banner of the theme, not a warning of the site
+
 package:          ## wheel and sdist, checked, installed in a clean environment elsewhere and used there
 	$(PYTHON) tests/check_package.py $(foreach python,$(PYTHONS),--python $(python)) $(if $(VENVS),--venvs $(VENVS))
 
 clean:            ## remove .venv and caches
-	rm -rf $(VENV) $(ZOO) $(TRAINERS) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(ZOO) $(TRAINERS) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache
