@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -25,9 +26,9 @@ def page() -> str:
     parts = [HEAD]
     for name, command in sorted(commands().items()):
         parts += [f"## {name}", f"```text\n{usage(name, command)}\n```", explanation(command)]
-        options = [row for parameter in command.params if (row := described(parameter))]
+        options = [described(parameter) for parameter in command.params]
         if options:
-            parts.append("\n".join(["| | |", "| --- | --- |", *options]))
+            parts.append("\n".join(["| option | meaning |", "| --- | --- |", *options]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -58,20 +59,16 @@ def usage(name: str, command: Any) -> str:
 
 
 def explanation(command: Any) -> str:
-    """The help text; its examples, one per indented paragraph, become one block."""
-    text = inspect.cleandoc(command.help or "")
-    head, found, examples = text.partition("Examples:")
+    """The help text; its examples, which are indented or between backticks, become one block."""
+    head, found, tail = inspect.cleandoc(command.help or "").partition("Example")
     if not found:
-        return text
-    block, rest = [], []
-    for line in examples.splitlines():
-        (block if line.startswith("    ") else rest).append(line)
-    lines = "\n".join(line[4:] for line in block)
-    after = "\n".join(rest).strip()
-    return "\n\n".join(part for part in (head.strip(), f"```text\n{lines}\n```", after) if part)
+        return head
+    examples = re.findall(r"^ {4}(.+)$|`(tacit [^`]+)`", tail, re.MULTILINE)
+    block = "\n".join(indented or quoted for indented, quoted in examples)
+    return f"{head.strip()}\n\n```text\n{block}\n```"
 
 
-def described(parameter: Any) -> str | None:
+def described(parameter: Any) -> str:
     """One row of the table: names, and the help text with the value that is used when none is given."""
     help_text = getattr(parameter, "help", None) or ""
     if parameter.param_type_name == "argument":
@@ -79,13 +76,13 @@ def described(parameter: Any) -> str | None:
     else:
         names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
     default = parameter.default
-    if default not in (None, False, True, (), [], "") and not callable(default) and "Sentinel" not in repr(default):
-        help_text += f" Default: `{getattr(default, 'value', default)}`."
-    if not help_text and parameter.name == "help":
-        return None
+    if isinstance(default, int | float | str | Path) and not isinstance(default, bool) and default != "":
+        help_text += f" Default: `{default}`."
+    if parameter.required:
+        help_text += " Must be given."
     words = re.sub(r"\s+", " ", help_text).strip().replace("|", "\\|")
     return f"| {names} | {words} |"
 
 
 def _metavar(parameter: Any) -> str:
-    return (parameter.metavar or parameter.name).upper().replace("-", "_")
+    return re.sub(r"[\[\]{}.]", "", parameter.metavar or parameter.name).upper().replace("-", "_")

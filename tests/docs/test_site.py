@@ -88,6 +88,8 @@ def test_the_command_line_page_has_every_command_and_every_option() -> None:
         for parameter in command.params:
             for option in parameter.opts if parameter.param_type_name == "option" else []:
                 assert f"`{option}`" in section, f"{name} {option}"
+        for example in re.findall(r"tacit (?:[\w-]+ ?)+--[^`\n]+", command.help or ""):
+            assert example in section
 
 
 def test_the_gallery_shows_every_stored_figure_with_its_verdict() -> None:
