@@ -7,8 +7,11 @@
 # flow of a field that differs a little from −∇C. The paper finds the first term of this difference for SGD:
 #
 # ```math
-# \dot\omega = -\nabla\widetilde{C}_{\mathrm{SGD}}(\omega), \qquad
-# \widetilde{C}_{\mathrm{SGD}} = C + \varepsilon\, C_{\mathrm{reg}}, \qquad
+# \dot\omega = -\nabla\widetilde{C}_{\mathrm{SGD}}(\omega), \quad
+# \widetilde{C}_{\mathrm{SGD}} = C + \varepsilon C_{\mathrm{reg}}
+# ```
+#
+# ```math
 # C_{\mathrm{reg}} = \frac{1}{4m} \sum_{k=1}^{m} \left\| \nabla\hat{C}_k \right\|^2
 # ```
 #
