@@ -36,7 +36,7 @@ def run(
         typer.Option(help="A running Ray cluster: HOST:PORT, or auto. RAY_ADDRESS or a local Ray without it."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; TACIT_DEVICE or auto without it.")] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="Failures after which a fleet is left out.")] = 3,
+    attempts: Annotated[int, typer.Option(min=1, help="Failures in a row after which a fleet is left out.")] = 3,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
 ) -> None:
     """Train every run of a study file that has no result yet.

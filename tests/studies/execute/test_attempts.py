@@ -110,6 +110,21 @@ def test_a_retry_starts_from_the_last_checkpoint_that_arrived() -> None:
     assert [message.content for message in pool.sent if message.kind == "train"] == [b"stored", b"late", b"late"]
 
 
+def test_a_fleet_that_gets_further_each_time_is_never_given_up() -> None:
+    further = [Message("checkpoint", content=b"%d" % number) for number in range(9)]
+    script = [event for each in further for event in (each, Lost("was lost with its machine"))]
+    pool, book = ScriptedPool({ONE.id: [*script, ROWS]}), Book()
+    pool.run([FleetTask(ONE)], book)
+    assert book.kinds(ONE) == ["checkpoint", "warning"] * 9 + ["rows"]
+
+
+def test_an_error_after_the_last_checkpoint_is_met_three_times() -> None:
+    checkpoint = Message("checkpoint", content=b"late")
+    pool, book = ScriptedPool({ONE.id: [Lost("was killed"), checkpoint, failed(), failed(), failed()]}), Book()
+    pool.run([FleetTask(ONE)], book)
+    assert book.kinds(ONE) == ["warning", "checkpoint", "warning", "warning", "failed"]
+
+
 def test_a_worker_that_raised_is_not_used_again() -> None:
     pool = ScriptedPool({ONE.id: [failed(), ROWS]})
     pool.run([FleetTask(ONE)], Book())
@@ -172,7 +187,7 @@ def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:
     book, error = Book(), "Traceback\n  somewhere\nMemoryError: too big.\n"
     attempts = Attempts()
     attempts.again(FleetTask(ONE), None, error=error, handle=book)
-    attempts.again(FleetTask(ONE), b"checkpoint", error=error, handle=book)
+    attempts.again(FleetTask(ONE, b"checkpoint"), None, error=error, handle=book)
     assert [message.facts["text"] for _, message in book.heard] == [
         f"fleet {ONE.id}: MemoryError: too big; it starts over (failure 1 of 3).",
         f"fleet {ONE.id}: MemoryError: too big; it goes on from its last checkpoint (failure 2 of 3).",

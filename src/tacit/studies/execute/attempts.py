@@ -1,7 +1,9 @@
-"""How often a fleet is tried: from its last checkpoint after every failure, until it has failed three times.
+"""How often a fleet is tried: from its last checkpoint after every failure, until three in a row brought it no further.
 
 A failure is a worker that was lost (killed, out of memory, its machine gone) or an exception in training. Both count
-alike, wherever fleets run. A fleet that is given up is reported with its error; the others go on.
+alike, wherever fleets run. A new checkpoint since the last failure starts the count again: a run of days on machines
+that come and go loses many workers and still ends, while an error that repeats itself lies between two checkpoints and
+is met three times in a row. A fleet that is given up is reported with its error; the others go on.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class FleetsFailedError(TacitError):
 
 @dataclass
 class Attempts:
-    """The failures of each fleet since this study was started, and what follows from one more."""
+    """The failures of each fleet since its last checkpoint, and what follows from one more."""
 
     limit: int = ATTEMPTS
     failures: dict[str, int] = field(default_factory=dict)
@@ -33,11 +35,12 @@ class Attempts:
     def again(
         self, task: FleetTask, checkpoint: bytes | None, *, error: str, handle: MessageHandler
     ) -> FleetTask | None:
-        """The task to try again, from `checkpoint` if there is one; None when it is given up.
+        """The task to try again, from `checkpoint`, the last one since it was handed out; None when it is given up.
 
         `error` is what happened; its last line completes a sentence that begins with the fleet.
         """
-        count = self.failures[task.fleet.id] = self.failures.get(task.fleet.id, 0) + 1
+        before = 0 if checkpoint is not None else self.failures.get(task.fleet.id, 0)
+        count = self.failures[task.fleet.id] = before + 1
         if count >= self.limit:
             handle(task.fleet, Message("failed", {"text": error, "attempts": count}))
             return None
