@@ -103,7 +103,9 @@ def _models(plan: Plan) -> list[str]:
         own |= run.own_code or {}
         if is_own(run.model) or is_own(run.dataset):  # its size is not known before its code has run
             continue
-        name = f"WRN-{run.depth}-{run.width}" if run.model == "wide_resnet" else f"MLP {run.depth}x{run.width}"
+        size = f"{run.depth}x{run.width}"
+        names = {"wide_resnet": f"WRN-{run.depth}-{run.width}", "conv1d": f"convolutions {size}", "mlp": f"MLP {size}"}
+        name = names[run.model]
         found[f"{name} on {run.dataset}"] = count(run)
     sizes = [f"{name}: {each.parameters:,} parameters" for name, each in found.items()]
     return [*sizes, *[f"imports {name} from {source_file(name)} (sha256 {code})" for name, code in own.items()]]

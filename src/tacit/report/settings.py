@@ -107,6 +107,8 @@ def described(figure: Figure, rows: Sequence[Row]) -> dict[str, str]:
 def _model(spec: Mapping[str, Any]) -> str:
     if spec["model"] == "wide_resnet":
         return f"WRN-{spec['depth']}-{spec['width']}"
+    if spec["model"] == "conv1d":
+        return f"{spec['depth']} convolutions of {spec['width']} channels"
     return f"MLP, {spec['depth']} hidden layers of {spec['width']}"
 
 

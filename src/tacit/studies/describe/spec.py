@@ -70,7 +70,8 @@ LATER: dict[str, Any] = {
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 
-MODELS = ("mlp", "wide_resnet")
+MODELS = ("mlp", "wide_resnet", "conv1d")
+MOST_CONVOLUTIONS = 6  # of a conv1d: after them 40 samples are one
 MOMENTUM = 0.9  # of `momentum` and `nesterov` when the study does not say
 
 
@@ -92,7 +93,8 @@ class RunSpec(BaseModel):
     Exactly one of `epochs` and `updates` sets the length; an update is one change of the parameters, so n-step SGD
     makes n of them per minibatch. `bare_learning_rate` α may be given instead of `learning_rate`; ε = nα is stored.
 
-    - `model`: an `mlp` of `depth` hidden layers of `width`, or a `wide_resnet`, WRN-`depth`-`width` with SkipInit.
+    - `model`: an `mlp` of `depth` hidden layers of `width`, a `wide_resnet`, WRN-`depth`-`width` with SkipInit, or for
+      signals a `conv1d` of `depth` convolutions of `width` channels, each of which halves the signal.
     - `weight_decay` is μ in Ĉ + (μ/2)‖ω‖², over all parameters: weights, biases, SkipInit scalars. The penalised norm
       is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
     - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
@@ -247,6 +249,16 @@ class RunSpec(BaseModel):
                 raise ValueError(f"depth is {self.depth}; a wide_resnet needs depth 6n + 4: use 10, 16, 22, …")
             if self.width > 64:
                 raise ValueError(f"width is {self.width}; of a wide_resnet it is the factor k of WRN-d-k: at most 64")
+        if self.model == "conv1d":
+            if images:
+                raise ValueError(
+                    f"model is conv1d and dataset is {self.dataset}, whose examples are images; "
+                    "use model mlp or wide_resnet, or dataset mnist1d or mnist1d_16k"
+                )
+            if self.depth > MOST_CONVOLUTIONS:
+                raise ValueError(
+                    f"depth is {self.depth}; each layer of a conv1d halves its signal: use at most {MOST_CONVOLUTIONS}"
+                )
         self._check_augmentation(pictures)
         if self.image_size is not None:
             if not images:

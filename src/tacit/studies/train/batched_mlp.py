@@ -15,12 +15,16 @@ so the weight gradient of the penalized loss is Xᵀ[D + (λ/2)(Ḋ + μD)] + (�
 never formed where B is small beside the layer (the Gram form). Where it is not, the same products are
 associated the other way, X(XᵀD) and D(XᵀD)ᵀ: the cheaper of the two is counted, per layer. With μω outside the
 penalized norm, `decay_penalized=False`, the terms with λμ are left out.
+
+Between two layers may stand a linear map, a `Link` P: X' = P max(Z, 0). Then Ẋ' is P times the above, and what comes
+back to D and Ḋ from the layer after passes Pᵀ first. A convolution is such a map and a product (`batched_conv1d`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,12 +33,28 @@ from tacit._random import generator
 from tacit.studies.train.models import mlp
 
 
+class Link(ABC):
+    """A linear map P from the activations of one layer to the rows that the next layer multiplies: X' = P max(Z, 0)."""
+
+    @abstractmethod
+    def forward(self, rows: Tensor) -> Tensor:
+        """P times rows (runs, rows, features)."""
+
+    @abstractmethod
+    def transposed(self, rows: Tensor) -> Tensor:
+        """Pᵀ times rows of the next layer."""
+
+
 @dataclass(frozen=True)
 class Layers:
-    """Weights (runs, fan_in, fan_out) and biases (runs, 1, fan_out) of every layer; updated in place."""
+    """Weights (runs, fan_in, fan_out) and biases (runs, 1, fan_out) of every layer; updated in place.
+
+    `links` has what stands before each layer; none for an MLP, whose layers read activations as they are.
+    """
 
     weights: list[Tensor]
     biases: list[Tensor]
+    links: Sequence[Link] = field(default=())
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -43,7 +63,15 @@ class Layers:
         return [*self.weights, *self.biases]
 
     def to(self, device: torch.device) -> Layers:
-        return Layers([weight.to(device) for weight in self.weights], [bias.to(device) for bias in self.biases])
+        weights, biases = ([each.to(device) for each in part] for part in (self.weights, self.biases))
+        return Layers(weights, biases, self.links)
+
+    def read(self, layer: int, activations: Tensor) -> Tensor:
+        """The rows that a layer multiplies, from the activations before it."""
+        return self.links[layer].forward(activations) if self.links else activations
+
+    def read_transposed(self, layer: int, rows: Tensor) -> Tensor:
+        return self.links[layer].transposed(rows) if self.links else rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,7 @@ def initialise(sizes: Sequence[int], seeds: Sequence[int], *, dtype: torch.dtype
 
 def outputs(layers: Layers, inputs: Tensor) -> Tensor:
     """Logits (runs, rows, classes) of inputs (runs, rows, features)."""
-    return _forward(layers, inputs)[1]
+    return _forward(layers, inputs).logits
 
 
 def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> Tensor:
@@ -77,14 +105,15 @@ def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> 
 
     inputs (runs, B, features), targets one-hot (runs, B, classes).
     """
-    X, logits = _forward(layers, inputs)
+    seen = _forward(layers, inputs)
+    X, logits = seen.X, seen.logits
     probabilities = logits.softmax(2)
-    D = _backward(layers, X, (probabilities - targets) / inputs.shape[1])
+    D = _backward(layers, seen, (probabilities - targets) / inputs.shape[1])
     if not rates.penalized:
         _apply(layers, X, [rates.learning_rate * d for d in D], rates=rates)
         return logits
     half = rates.learning_rate * rates.strength / 2  # ελ/2: the rate is multiplied in here, not once per weight
-    T, S = _penalty(layers, X, D, probabilities, rates=rates, half=half)
+    T, S = _penalty(layers, seen, D, probabilities, rates=rates, half=half)
     _apply(layers, X, S, rates=rates)
     for weight, t, d in zip(layers.weights[1:], T[1:], D[1:], strict=True):
         weight.baddbmm_(t.mT, half * d, alpha=-1)
@@ -93,10 +122,10 @@ def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> 
 
 def squared_gradient_norm(layers: Layers, inputs: Tensor, targets: Tensor, *, weight_decay: Tensor) -> Tensor:
     """‖∇Ĉ + μω‖² of one minibatch, per run."""
-    X, logits = _forward(layers, inputs)
-    D = _backward(layers, X, (logits.softmax(2) - targets) / inputs.shape[1])
+    seen = _forward(layers, inputs)
+    D = _backward(layers, seen, (seen.logits.softmax(2) - targets) / inputs.shape[1])
     total = torch.zeros(len(inputs), dtype=inputs.dtype, device=inputs.device)
-    for x, d, weight, bias in zip(X, D, layers.weights, layers.biases, strict=True):
+    for x, d, weight, bias in zip(seen.X, D, layers.weights, layers.biases, strict=True):
         total += (torch.bmm(x.mT, d) + weight_decay * weight).square().sum((1, 2))
         total += (d.sum(1, keepdim=True) + weight_decay * bias).square().sum((1, 2))
     return total
@@ -108,30 +137,40 @@ def half_squared_norm(layers: Layers) -> Tensor:
 
 
 # -- the passes -----------------------------------------------------------------------------------------------------
-def _forward(layers: Layers, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The inputs X of every layer, and the logits."""
-    X = [inputs]
-    for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):
-        X.append(torch.baddbmm(bias, X[-1], weight).relu_())
-    return X, torch.baddbmm(layers.biases[-1], X[-1], layers.weights[-1])
+@dataclass(frozen=True)
+class _Seen:
+    """Of every layer: the activations before it (`before`, the minibatch first), and the rows X that it multiplies."""
+
+    before: list[Tensor]
+    X: list[Tensor]
+    logits: Tensor
 
 
-def _backward(layers: Layers, X: list[Tensor], last: Tensor) -> list[Tensor]:
+def _forward(layers: Layers, inputs: Tensor) -> _Seen:
+    before, X = [inputs], [layers.read(0, inputs)]
+    for at, (weight, bias) in enumerate(zip(layers.weights[:-1], layers.biases[:-1], strict=True), start=1):
+        before.append(torch.baddbmm(bias, X[-1], weight).relu_())
+        X.append(layers.read(at, before[-1]))
+    return _Seen(before, X, torch.baddbmm(layers.biases[-1], X[-1], layers.weights[-1]))
+
+
+def _backward(layers: Layers, seen: _Seen, last: Tensor) -> list[Tensor]:
     """D = ∂Ĉ/∂Z of every layer, from that of the last."""
     D = [last]
-    for weight, x in zip(reversed(layers.weights[1:]), reversed(X[1:]), strict=True):
-        D.append(_where_active(torch.bmm(D[-1], weight.mT), x))
+    for at in range(len(layers) - 1, 0, -1):
+        through = layers.read_transposed(at, torch.bmm(D[-1], layers.weights[at].mT))
+        D.append(_where_active(through, seen.before[at]))
     return D[::-1]
 
 
 def _penalty(
-    layers: Layers, X: list[Tensor], D: list[Tensor], probabilities: Tensor, *, rates: Rates, half: Tensor
+    layers: Layers, seen: _Seen, D: list[Tensor], probabilities: Tensor, *, rates: Rates, half: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """T = Ẋ and S = εD + (ελ/2)(Ḋ + μD) of every layer."""
-    last = len(layers) - 1
-    rows = X[0].shape[1]
+    X, last = seen.X, len(layers) - 1
+    examples = probabilities.shape[1]
     decayed = rates.decayed and rates.decay_penalized
-    gram = [rows * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2] * 3 / 2 for x, d in zip(X, D, strict=True)]
+    gram = [x.shape[1] * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2] * 3 / 2 for x, d in zip(X, D, strict=True)]
     gradients = [None if small else torch.bmm(x.mT, d) for small, x, d in zip(gram, X, D, strict=True)]
     T = [torch.zeros(0)]  # the minibatch itself does not move
     for at, (x, d, gradient) in enumerate(zip(X, D, gradients, strict=True)):
@@ -142,17 +181,17 @@ def _penalty(
         if decayed:
             moved += rates.weight_decay * torch.baddbmm(layers.biases[at], x, layers.weights[at])
         if at < last:
-            T.append(_where_active(moved, X[at + 1]))
+            T.append(layers.read(at + 1, _where_active(moved, seen.before[at + 1])))
     turned = probabilities * moved
     turned -= probabilities * turned.sum(2, keepdim=True)  # the softmax's own derivative
-    S = [rates.learning_rate * D[last] + half / rows * turned]
+    S = [rates.learning_rate * D[last] + half / examples * turned]
     if decayed:
         S[0] += half * rates.weight_decay * D[last]
     for at in range(last, 0, -1):
         x, d, gradient = X[at], half * D[at], gradients[at]
         s = torch.bmm(torch.bmm(d, D[at].mT), x) if gradient is None else torch.bmm(d, gradient.mT)
         s.baddbmm_(S[-1], layers.weights[at].mT)
-        s = _where_active(s, x)
+        s = _where_active(layers.read_transposed(at, s), seen.before[at])
         if decayed:
             s += half * rates.weight_decay * D[at - 1]
         S.append(s)

@@ -1,4 +1,4 @@
-"""The program of a fleet of MLPs: `batched_mlp` behind the protocol of `programs`."""
+"""The program of a fleet of MLPs or of convolutions on signals: `batched_mlp` behind the protocol of `program`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from torch import Tensor
 
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.train import batched_mlp
+from tacit.studies.train import batched_conv1d, batched_mlp
+from tacit.studies.train.models import signal_length
 from tacit.studies.train.packing import trains_alone
 
 
+def _initialise(runs: Sequence[RunSpec], facts: Facts, *, dtype: torch.dtype) -> batched_mlp.Layers:
+    first, seeds = runs[0], [run.seed for run in runs]
+    if first.model == "conv1d":
+        return batched_conv1d.initialise(
+            signal_length(facts), width=first.width, depth=first.depth, classes=facts.classes, seeds=seeds, dtype=dtype
+        )
+    features = facts.features if first.image_size is None else facts.shape[0] * first.image_size**2
+    return batched_mlp.initialise([features, *[first.width] * first.depth, facts.classes], seeds, dtype=dtype)
+
+
 class Batched:
-    """Many MLPs of one shape; every tensor has a leading run axis."""
+    """Many models of one shape; every tensor has a leading run axis."""
 
     evaluation_rows = 250
 
@@ -22,9 +33,7 @@ class Batched:
         first, classes = runs[0], facts.classes
         self.count, self.device, self.dtype = len(runs), device, dtype
         self.pause_every = 1 if trains_alone(first) else 20  # a step of a large model takes a while
-        features = facts.features if first.image_size is None else facts.shape[0] * first.image_size**2
-        sizes = [features, *[first.width] * first.depth, classes]
-        self.layers = batched_mlp.initialise(sizes, [run.seed for run in runs], dtype=dtype).to(device)
+        self.layers = _initialise(runs, facts, dtype=dtype).to(device)
         self.one_hot = torch.eye(classes, dtype=dtype, device=device)
         self.strengths = self._per_run([run.strength for run in runs])
         self.weight_decays = self._per_run([run.weight_decay for run in runs])

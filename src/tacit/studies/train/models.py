@@ -1,4 +1,4 @@
-"""The paper's two models: a ReLU MLP, and a Wide-ResNet without batch norm (SkipInit)."""
+"""The paper's two models, a ReLU MLP and a Wide-ResNet without batch norm (SkipInit), and MNIST-1D's baseline."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit._errors import InputError
+from tacit.studies.data.facts import Facts
 
 
 def he_initialise(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """He initialisation in place: weights N(0, 2/fan_in), biases 0. SkipInit scalars are left at their own value."""
     for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             fan_in = module.weight[0].numel()
             with torch.no_grad():
                 module.weight.normal_(0.0, (2.0 / fan_in) ** 0.5, generator=generator)
@@ -40,6 +41,43 @@ def mlp(sizes: Sequence[int], generator: torch.Generator | None = None) -> nn.Se
     model = nn.Sequential(*layers[:-1])
     he_initialise(model, generator)
     return model
+
+
+FIRST_KERNEL, KERNEL, STRIDE, PADDING = 5, 3, 2, 1  # of `conv1d`, as MNIST-1D's baseline has them
+
+
+def conv1d(
+    length: int, *, width: int = 25, depth: int = 3, classes: int = 10, generator: torch.Generator | None = None
+) -> nn.Sequential:
+    """`depth` convolutions of `width` channels that halve a signal each, with ReLU, and one linear layer on the rest.
+
+    With 3 convolutions of 25 channels it is the baseline of MNIST-1D (Greydanus, 2020): kernels 5, 3, 3 and stride 2.
+
+    >>> sum(parameter.numel() for parameter in conv1d(40).parameters())
+    5210
+    """
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, length))]
+    channels, kernel = 1, FIRST_KERNEL
+    for _ in range(depth):
+        length = (length + 2 * PADDING - kernel) // STRIDE + 1
+        if length < 1:
+            raise InputError(
+                f"depth={depth}; the signal is shorter than a kernel before the last convolution: use fewer."
+            )
+        layers += [nn.Conv1d(channels, width, kernel, stride=STRIDE, padding=PADDING), nn.ReLU()]
+        channels, kernel = width, KERNEL
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * length, classes))
+    he_initialise(model, generator)
+    return model
+
+
+def signal_length(facts: Facts) -> int:
+    """Samples of one example; InputError when examples are no signals."""
+    if len(facts.shape) != 1:
+        raise InputError(
+            f"model is conv1d and examples have shape {facts.shape}; expected signals: one axis of samples."
+        )
+    return facts.features
 
 
 class SkipInitBlock(nn.Module):

@@ -27,7 +27,7 @@ from tacit.penalty import GradientPenalty
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
-from tacit.studies.train.models import mlp, wide_resnet
+from tacit.studies.train.models import conv1d, mlp, signal_length, wide_resnet
 from tacit.studies.train.operations import count
 from tacit.studies.train.optimizers import make_optimizer, state_tensors, step
 
@@ -43,6 +43,8 @@ def build(run: RunSpec, facts: Facts) -> nn.Module:
     if run.model == "mlp":
         features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
         return nn.Sequential(nn.Flatten(), mlp([features, *[run.width] * run.depth, facts.classes], draws))
+    if run.model == "conv1d":
+        return conv1d(signal_length(facts), width=run.width, depth=run.depth, classes=facts.classes, generator=draws)
     return wide_resnet(run.depth, run.width, classes=facts.classes, channels=facts.shape[0], generator=draws)
 
 

@@ -40,6 +40,8 @@ def count(run: RunSpec) -> Count:
     if run.model == "mlp":
         features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
         return mlp([features, *[run.width] * run.depth, facts.classes])
+    if run.model == "conv1d":
+        return conv1d(facts.features, width=run.width, depth=run.depth, classes=facts.classes)
     channels, published, _ = facts.shape
     return wide_resnet(run.depth, run.width, size=run.image_size or published, channels=channels, classes=facts.classes)
 
@@ -52,6 +54,27 @@ def mlp(sizes: list[int]) -> Count:
     """
     weights = sum(a * b for a, b in itertools.pairwise(sizes))
     return Count(weights + sum(sizes[1:]), weights, sum(sizes), len(sizes) - 1)
+
+
+def conv1d(length: int, *, width: int, depth: int, classes: int = 10) -> Count:
+    """Convolutions with kernels 5, 3, 3, … and stride 2 on a signal, then a linear layer.
+
+    >>> conv1d(40, width=25, depth=3).parameters
+    5210
+    """
+    convolutions, channels = [], 1  # channels in, kernel, output length
+    samples = length
+    for kernel in (5, *[3] * (depth - 1)):
+        length = (length + 2 - kernel) // 2 + 1
+        convolutions.append((channels, kernel, length))
+        channels = width
+    head = mlp([width * length, classes])
+    return Count(
+        parameters=sum((a * k + 1) * width for a, k, _ in convolutions) + head.parameters,
+        multiply_adds=sum(a * k * s * width for a, k, s in convolutions) + head.multiply_adds,
+        activations=samples + sum(width * s for _, _, s in convolutions) + classes,
+        layers=depth + 1,
+    )
 
 
 def wide_resnet(depth: int, width: int, *, size: int = 32, channels: int = 3, classes: int = 10) -> Count:

@@ -48,7 +48,7 @@ class Fleet:
 
 def has_run_axis(run: RunSpec) -> bool:
     """Whether such runs can train as one program with a run axis; others have a model of their own."""
-    return run.model == "mlp" and run.precision == "float32" and run.optimizer == "sgd"
+    return run.model in ("mlp", "conv1d") and run.precision == "float32" and run.optimizer == "sgd"
 
 
 def trains_alone(run: RunSpec) -> bool:
