@@ -14,7 +14,8 @@ from tacit.cli.figures import figures
 from tacit.report import catalogue
 from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION
 from tacit.studies.describe import library as module
-from tacit.studies.describe.library import datasets, library, results_name
+from tacit.studies.describe.library import datasets, library, library_folder, results_name, study_names
+from tacit.studies.describe.study import load_study
 
 
 def test_the_first_two_scales_are_on_mnist1d_unless_said_otherwise() -> None:
@@ -27,6 +28,24 @@ def test_the_papers_scale_mixes_its_two_datasets_and_can_be_asked_for_one() -> N
     parts = [library(name, "paper") for name in datasets("paper")]
     assert {run.dataset for study in parts[0].values() for run in study.runs} == {"cifar10"}
     assert {*parts[0], *parts[1]} == {*library(None, "paper")}
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_file_can_be_read_and_feeds_a_figure(name: str) -> None:
+    study = load_study(library_folder() / f"{name}.toml")
+    assert study.runs
+    assert study.figures.keys() <= catalogue().keys()
+
+
+def test_studies_for_one_folder_of_results_have_different_names() -> None:
+    for folder in {name.rpartition("/")[0] for name in study_names()}:
+        names = [load_study(path).name for path in (library_folder() / folder).glob("*.toml")]
+        assert len(names) == len(set(names))
+
+
+def test_files_outside_the_scales_are_no_part_of_them() -> None:
+    assert {"cifar10/rates", "fashion_mnist/paper-mlp", "mnist1d/conv/rates"} <= {*study_names()}
+    assert datasets("quick") == ["mnist1d"]
 
 
 @pytest.mark.parametrize(
