@@ -9,8 +9,8 @@ One study of MNIST-1D with two fleets of equal work, each about `--fleet-seconds
 A round is local-1, local-2, ray-2, ray-2, local-2: what changes slowly in a machine's speed cancels. The time of a
 study is from the start of its workers to its last row, so it includes starting processes and importing torch. Two
 ratios of the times in a round: local-2 / local-1 (at most 0.6 is asked for) and ray-2 / local-2 (at most 1.10, for
-fleets of a minute or longer); the result is their median over rounds. Ray's own start is measured apart. With the
-default options about 25 minutes on two free cores.
+fleets of a minute or longer); the result is their median over rounds, stored after each. Ray's start is measured apart.
+With the default options about 25 minutes on two free cores.
 """
 
 from __future__ import annotations
@@ -98,19 +98,24 @@ def main() -> int:
                 times[-1][name].append(seconds)
                 seen.append(rows)
                 print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-    identical = all(rows == seen[0] for rows in seen)
-    result = summary(times, identical=identical, ray_start=ray_start, work=work, seconds=given.fleet_seconds)
+            identical = all(rows == seen[0] for rows in seen)
+            result = summary(times, identical=identical, ray_start=ray_start, work=work, given=given)
+            if given.json:  # after every round: a benchmark that is stopped must not hide what it saw
+                given.json.write_text(json.dumps(result, indent=1) + "\n")
     for name, ratio in result["ratios"].items():
         print(f"{name}: {ratio:.3f} (at most {TARGETS[name]}): {'yes' if ratio <= TARGETS[name] else 'NO'}")
     print(f"rows identical: {'yes' if result['rows_identical'] else 'NO'}")
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
     good = all(ratio <= TARGETS[name] for name, ratio in result["ratios"].items())
     return 0 if good and result["rows_identical"] else 1
 
 
 def summary(
-    times: list[dict[str, list[float]]], *, identical: bool, ray_start: list[float], work: Study, seconds: float
+    times: list[dict[str, list[float]]],
+    *,
+    identical: bool,
+    ray_start: list[float],
+    work: Study,
+    given: argparse.Namespace,
 ) -> dict[str, Any]:
     """Ratios within rounds, then their median."""
     means = [{name: statistics.mean(taken) for name, taken in each.items()} for each in times]
@@ -118,7 +123,8 @@ def summary(
     ray = [each["ray-2"] / each["local-2"] for each in means]
     fleets = pack(work.runs)
     return {
-        "command": f"python benchmarks/throughput.py --fleet-seconds {seconds:g} --rounds {len(times)}",  # no folders
+        "command": f"python benchmarks/throughput.py --fleet-seconds {given.fleet_seconds:g} --rounds {given.rounds}",
+        "rounds_done": len(times),
         "study": {"fleets": len(fleets), "runs_per_fleet": len(fleets[0].runs), "epochs": work.runs[0].epochs},
         "seconds": [{name: [round(each, 2) for each in taken] for name, taken in one.items()} for one in times],
         "fleet_seconds": round(statistics.median(each["local-1"] for each in means) / len(fleets), 1),
