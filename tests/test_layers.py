@@ -32,7 +32,7 @@ LAYERS = [
     },
     {"batching", "edges", "problem", "schedules", "sinks"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
-    {"studies"},
+    {"advice", "studies"},
     {"report", "integrations", "bench", "explore"},
     {"cli", "lightning", "transformers"},
 ]

@@ -19,10 +19,11 @@ _HOMES = {
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
     "Recorder": "tacit.diagnostics",
-    "match": "tacit.diagnostics",
+    "match": "tacit.advice",
     "measure": "tacit.diagnostics",
+    "search_strength": "tacit.advice",
 }
-_MODULES = ("batching", "convert", "diagnostics", "schedules", "sinks", "studies", "theory")
+_MODULES = ("advice", "batching", "convert", "diagnostics", "schedules", "sinks", "studies", "theory")
 _FRAMEWORK_MODULES = ("lightning", "transformers")  # not in __all__: each needs its framework
 
 __all__ = [
@@ -34,22 +35,25 @@ __all__ = [
     "Problem",
     "Recorder",
     "__version__",
+    "advice",
     "batching",
     "convert",
     "diagnostics",
     "match",
     "measure",
     "schedules",
+    "search_strength",
     "sinks",
     "studies",
     "theory",
 ]
 
 if TYPE_CHECKING:
-    from tacit import batching, convert, diagnostics, schedules, sinks, studies, theory
+    from tacit import advice, batching, convert, diagnostics, schedules, sinks, studies, theory
     from tacit._errors import InputError
+    from tacit.advice import match, search_strength
     from tacit.batching import BatchSampler
-    from tacit.diagnostics import Recorder, match, measure
+    from tacit.diagnostics import Recorder, measure
     from tacit.nstep import NStepSGD
     from tacit.penalty import FactoredSGD, GradientPenalty
     from tacit.problem import Problem

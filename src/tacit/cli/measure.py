@@ -74,6 +74,9 @@ def advise(
     new_batch_size: Annotated[int | None, typer.Option(help="B' wanted.")] = None,
     new_learning_rate: Annotated[float | None, typer.Option(help="ε' wanted.")] = None,
     micro_batch_size: Annotated[int | None, typer.Option(help="b of the penalty; by default B.")] = None,
+    momentum: Annotated[float, typer.Option(help="β of SGD, before and after.")] = 0.0,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="The momentum is Nesterov's.")] = False,
+    every: Annotated[int, typer.Option(min=1, help="k: the penalty on every k-th step.")] = 1,
     dataset: Dataset = "mnist1d",
     model: Model = "mlp",
     width: Width = 64,
@@ -99,11 +102,18 @@ def advise(
         tacit advise --problem mymodule:make_problem --learning-rate 0.1 --batch-size 32 --new-batch-size 1024
     """
     check_output_file("--json", json)
-    from tacit.diagnostics import match
+    from tacit.advice import match
+    from tacit.advice.matching import check_match, check_problem
+    from tacit.advice.optimizers import make_momentum
 
+    make_momentum(None, momentum, nesterov)
     posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
     if regime:
         _check_regime(posed, batch_size)
+    check_match(
+        posed.train_size, learning_rate, batch_size, new_batch_size, new_learning_rate, micro_batch_size
+    )  # before measuring, which may take a while
+    check_problem(posed)
     sizes = [batch_size] if new_batch_size is None else [batch_size, new_batch_size]
     seen = _measure(posed, sizes, learning_rate, sample, confidence, seed, curvature=stability)
     advice = match(
@@ -113,6 +123,9 @@ def advise(
         new_batch_size=new_batch_size,
         new_learning_rate=new_learning_rate,
         micro_batch_size=micro_batch_size,
+        momentum=momentum,
+        nesterov=nesterov,
+        every=every,
     )
     print(advice)
     if regime:

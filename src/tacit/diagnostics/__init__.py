@@ -1,19 +1,18 @@
-"""Diagnostics: what SGD regularizes in a run, each number with its interval, and what another batch size would do."""
+"""Diagnostics: what SGD regularizes in a run, each number with its interval."""
 
-from tacit.diagnostics.advice import Advice, match
 from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import measure
 from tacit.diagnostics.per_example import ExampleGradients, example_squared_norms
 from tacit.diagnostics.recorder import Recorder
+from tacit.diagnostics.spectrum import Spectrum
 
 __all__ = [
-    "Advice",
     "Estimate",
     "ExampleGradients",
     "Measurement",
     "Recorder",
+    "Spectrum",
     "example_squared_norms",
-    "match",
     "measure",
 ]

@@ -32,8 +32,8 @@ def largest_eigenvalue(
     chunk_size: int = 256,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Estimate:
-    """λ_max of ∇²C on the given examples, algebraically largest: what decides whether a rate is stable.
+) -> tuple[Estimate, np.ndarray]:
+    """λ_max of ∇²C on the given examples, algebraically largest, and its eigenvector: decides which rate is stable.
 
     The interval is that of the mean of vᵀ∇²Cⱼv over examples at the eigenvector v found, the first-order change of an
     eigenvalue when examples change, from up to 16 groups. The largest eigenvalue of a sample is on average a little
@@ -50,12 +50,12 @@ def largest_eigenvalue(
     values, vectors = extreme_eigenpairs(product, start)
     value, vector = float(values[-1]), vectors[:, -1]
     if len(examples) == train_size or len(examples) < 2:
-        return Estimate(value, value, value)
+        return Estimate(value, value, value), vector
     groups = examples.tensor_split(min(GROUPS, len(examples)))
     along = np.array([float(vector @ product(vector, group)) for group in groups])
     error = math.sqrt(along.var(ddof=1) / len(along) * (1 - len(examples) / train_size))
     half = float(stats.t.ppf(0.5 + confidence / 2, len(along) - 1)) * error
-    return Estimate(value, value - half, value + half)
+    return Estimate(value, value - half, value + half), vector
 
 
 def hessian_product(problem: Problem, examples: Tensor, vector: Tensor, *, chunk_size: int) -> Tensor:

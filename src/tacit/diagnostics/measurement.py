@@ -11,6 +11,7 @@ from typing import Any
 from tacit._errors import InputError
 from tacit.diagnostics.estimates import Estimate, Moments, estimate, regularizer_statistic
 from tacit.diagnostics.self_test import SelfTest
+from tacit.diagnostics.spectrum import Spectrum
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Measurement:
     - `implicit_regularizer[B]`: C_reg(B) = (‖∇C‖² + (N−B)/(N−1) Γ/B)/4, the mean over random minibatches (Eq. 22);
     - `noise_scale`: Γ/‖∇C‖², the batch size at which both terms of C_reg are equal (for B ≪ N);
     - `signal_to_noise[B]`: ‖∇C‖² over (N−B)/(N−1) Γ/B;
-    - `tail_index` of the norms ‖∇Cⱼ‖; `largest_eigenvalue` of ∇²C, and `stability`: ε λ_max.
+    - `tail_index` of the norms ‖∇Cⱼ‖; `largest_eigenvalue` of ∇²C, and `stability`: ε λ_max;
+    - `spectrum`: curvatures that minibatch noise meets, and how much sharper minibatches are than all examples.
     """
 
     train_size: int
@@ -40,6 +42,7 @@ class Measurement:
     methods: dict[str, str]
     notes: tuple[str, ...]
     moments: Moments | None = dataclasses.field(repr=False, compare=False)
+    spectrum: Spectrum | None = dataclasses.field(repr=False, compare=False, default=None)
 
     @property
     def per_example(self) -> bool:
@@ -127,6 +130,11 @@ def _sentence(seen: Measurement) -> str:
         return (
             "The full gradient cannot be told from zero with this sample: for batches up to "
             f"{seen.noise_scale.low:.3g} the noise term rules C_reg; beyond, it can't tell."
+        )
+    if seen.noise_scale.value >= seen.train_size:
+        return (
+            f"The noise scale {seen.noise_scale.value:.3g} is above N = {seen.train_size}: at all batch sizes below N "
+            "SGD mostly regularizes the variance between examples (ε/B matters)."
         )
     return (
         f"At batch sizes well below {seen.noise_scale.value:.3g} SGD mostly regularizes the variance between examples "

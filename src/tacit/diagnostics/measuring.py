@@ -18,6 +18,7 @@ from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse, me
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.per_example import ExampleGradients
 from tacit.diagnostics.self_test import SelfTest, halves_differ, self_test
+from tacit.diagnostics.spectrum import noise_spectrum
 from tacit.diagnostics.tails import tail_index
 from tacit.problem import LossFunction, Problem
 
@@ -69,7 +70,8 @@ def measure(
     notes = asked.precision_notes(posed)
     with asked.refusals_explained(posed, examples, numbers):
         if curvature or (curvature is None and learning_rate is not None):
-            common["largest_eigenvalue"], missing = _curvature(posed, examples, common, chunk_size, seed)
+            found, missing = _curvature(posed, examples, min(sizes), common, chunk_size, seed)
+            common |= found
             notes += missing
         halves = halves_differ(posed, examples[:HALVED])
         if halves[0] > halves[1]:
@@ -87,17 +89,18 @@ def measure(
 
 
 def _curvature(
-    posed: Problem, examples: Tensor, common: dict[str, Any], chunk_size: int, seed: int
-) -> tuple[Estimate | None, list[str]]:
-    """λ_max, or a note: some operations cannot be differentiated twice, and the other numbers do not need it."""
+    posed: Problem, examples: Tensor, batch_size: int, common: dict[str, Any], chunk_size: int, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """λ_max and the spectrum, or a note: some operations cannot be differentiated twice; the rest does not need it."""
+    shared = {"train_size": common["train_size"], "chunk_size": chunk_size, "seed": seed}
     try:
-        found = largest_eigenvalue(
-            posed, examples, train_size=common["train_size"], chunk_size=chunk_size, confidence=common["confidence"],
-            seed=seed,
-        )  # fmt: skip
+        found, direction = largest_eigenvalue(posed, examples, confidence=common["confidence"], **shared)
     except RuntimeError as error:
-        return None, [f"λ_max was not found: {asked.first_line(error)}"]
-    return found, []
+        return {}, [f"λ_max was not found: {asked.first_line(error)}"]
+    spectrum = noise_spectrum(
+        posed, examples, batch_size=batch_size, largest=found.value, direction=direction, **shared
+    )
+    return {"largest_eigenvalue": found, "spectrum": spectrum}, []
 
 
 def _moments(engine: ExampleGradients, examples: Tensor, train_size: int) -> tuple[np.ndarray, np.ndarray, Moments]:
@@ -182,6 +185,11 @@ def _notes(methods: dict[str, str], tail: Estimate | None, moments: Moments, squ
     if not moments.exact and squared_norm.low <= 0:
         needed = examples_needed(moments.sample, moments.train_size, squared_norm)
         notes.append(f"can't tell ‖∇C‖² from zero with this sample: use at least {needed} examples.")
+    if squared_norm.value < 0:
+        notes.append(
+            f"‖∇C‖² = {squared_norm.value:.3g} is an unbiased estimate, the sample's ‖ḡ‖² minus the variance of ḡ, and "
+            f"can come out below zero; the true one is between 0 and {squared_norm.high:.3g}."
+        )
     return notes
 
 

@@ -17,6 +17,9 @@ from tacit._tree import Tree
 from tacit.diagnostics.measuring import measure
 
 When = int | Callable[[int], bool]
+BELOW_ZERO = (
+    "the difference of two noisy norms: ‖∇C‖² is too small to be seen with this window; average rows, or widen it"
+)
 
 
 class Recorder:
@@ -204,6 +207,7 @@ def cheap_row(squares: list[float], of_mean: float, *, batch_size: int, train_si
     variance = (mean - of_mean) / (1 / batch_size - 1 / (count * batch_size))
     squared_norm = mean - (1 / batch_size - 1 / train_size) * variance
     gamma = (train_size - 1) / train_size * variance
+    explained = {} if squared_norm >= 0 else {"note": BELOW_ZERO}
     return {
         "kind": "cheap",
         "window": count,
@@ -212,6 +216,7 @@ def cheap_row(squares: list[float], of_mean: float, *, batch_size: int, train_si
         "full_gradient_squared_norm": squared_norm,
         "implicit_regularizer": mean / 4,
         "noise_scale": gamma / squared_norm if squared_norm > 0 else None,
+        **explained,
     }
 
 

@@ -21,6 +21,7 @@ from tacit._random import generator as named_generator
 from tacit.penalty import gram
 from tacit.penalty._autocast import AmbientAutocast
 from tacit.penalty._distributed import Step, Workers, lengths
+from tacit.penalty._edge_watch import EdgeWatch
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._parameters import penalised_parameters
@@ -66,6 +67,8 @@ class GradientPenalty:
     - `attention`: `math` lets exact methods run scaled_dot_product_attention by its MATH backend, the one with a second
       derivative, and says so once; `as_is` leaves the choice to torch, whose fused kernels the exact methods refuse.
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
+    - `optimizer`: with it a warning is logged, once, when batch sharpness passes the edge of the penalised step at its
+      rate and momentum; for torch.optim.SGD, and where `last.batch_sharpness` is at hand.
 
     >>> model = nn.Linear(2, 1)
     >>> penalty = GradientPenalty(model, strength=2**-6)
@@ -93,6 +96,7 @@ class GradientPenalty:
         check_ranks: bool = True,
         attention: str = "math",
         when_uncertain: str = "exact",
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -136,6 +140,7 @@ class GradientPenalty:
         self._sites_checked = False
         self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
+        self._edge_watch = None if optimizer is None else EdgeWatch(optimizer)
         self._source = GradientSource()
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
@@ -393,6 +398,8 @@ class GradientPenalty:
         error = self._error if instead is None else None
         length = None if squares is None else squares.sqrt()
         self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
+        if self._edge_watch is not None:
+            self._edge_watch.look(self.last)
         return loss
 
 

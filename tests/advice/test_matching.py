@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
+import tacit.edges
 from cases import batch_norm_net, labels, numbers, spread
-from tacit.diagnostics import Measurement
+from tacit.advice.matching import SHARE_OF_EDGE
+from tacit.diagnostics import Measurement, Spectrum
 from tacit.diagnostics.estimates import Estimate, Moments
 
 N = 4096
@@ -176,3 +179,98 @@ def test_the_best_accuracy_of_a_stored_run_is_not_below_that_at_its_end() -> Non
     runs = [row for row in map(json.loads, stored.read_text().splitlines()) if row["kind"] in ("run", "tuning")]
     assert runs
     assert [row for row in runs if row["best_test_accuracy"] < row["final_test_accuracy"]] == []
+
+
+# -- momentum ---------------------------------------------------------------------------------------------------------
+def test_where_noise_rules_momentum_multiplies_the_strength_by_one_over_one_minus_beta() -> None:
+    plain = tacit.match(seen(1e-9, 500.0), **MOVE).strength.value
+    heavy = tacit.match(seen(1e-9, 500.0), **MOVE, momentum=0.9).strength.value
+    assert heavy == pytest.approx(10 * plain, rel=0.1)  # ρ_m of 256 and of 16 minibatches are not quite 1
+
+
+def test_both_sides_regularize_equally_with_momentum() -> None:
+    point = seen(3.0, 500.0)
+    advice = tacit.match(point, **MOVE, new_learning_rate=0.07, micro_batch_size=32, momentum=0.9)
+    old, new = (tacit.advice.regularizer_factors(rate, batches=N // size, momentum=0.9)
+                for rate, size in ((0.1, 16), (0.07, 256)))  # fmt: skip
+
+    def regularizer(full: float, noise: float, size: int) -> float:
+        return (full * 3.0 + noise * (1 / size - 1 / N) * 500.0) / 4
+
+    before = regularizer(old.full, old.noise, 16)
+    after = regularizer(new.full, new.noise, 256) + advice.strength.value * point.regularizer(32).value
+    assert after == pytest.approx(before, rel=1e-12)
+
+
+def test_an_optimizer_says_the_same_as_its_numbers() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9, nesterov=True)
+    by_object = tacit.match(seen(3.0, 500.0), optimizer=optimizer, batch_size=16, new_batch_size=256)
+    by_number = tacit.match(seen(3.0, 500.0), **MOVE, momentum=0.9, nesterov=True)
+    assert by_object == by_number
+    with pytest.raises(tacit.InputError, match="both given"):
+        tacit.match(seen(3.0, 500.0), **MOVE, optimizer=optimizer, momentum=0.9)
+
+
+# -- the edge and finite rates ----------------------------------------------------------------------------------------
+def with_spectrum(point: Measurement, *, values: tuple[float, ...], variance: float = 0.0) -> Measurement:
+    assert point.largest_eigenvalue is not None
+    weights = tuple(1 / len(values) for _ in values)
+    return replace(point, spectrum=Spectrum(values, weights, point.largest_eigenvalue.value, variance, N))
+
+
+def test_flat_directions_leave_the_first_order_strength() -> None:
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(0.0,))
+    advice = tacit.match(point, **MOVE)
+    assert advice.finite_rate_factor == 1.0
+    assert advice.strength == advice.first_order_strength
+
+
+def test_noise_along_curved_directions_needs_more_strength() -> None:
+    """At ε h = 1, half of the edge, the noise is twice what the first order says, and so is λ."""
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=10.0), values=(10.0,))
+    advice = tacit.match(point, **MOVE)
+    assert advice.finite_rate_factor == pytest.approx(2.0)
+    assert advice.first_order_strength == tacit.match(seen(3.0, 500.0), **MOVE).strength
+    line = next(line for line in advice.lines if line.name == "first_order_strength")
+    assert "noise is 2 times" in line.words
+
+
+def test_the_advice_never_exceeds_its_share_of_the_edge() -> None:
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,))
+    advice = tacit.match(point, **MOVE)
+    edge = tacit.edges.largest_stable_strength(0.1, 15.0)
+    assert advice.largest_stable_strength == pytest.approx(edge)
+    assert advice.strength.value == pytest.approx(SHARE_OF_EDGE * edge)
+    assert any("is not made up" in note for note in advice.notes)
+    every = tacit.match(point, **MOVE, every=4)
+    assert every.strength.value == pytest.approx(SHARE_OF_EDGE * edge / 4)
+
+
+def test_micro_batches_that_differ_in_curvature_lower_the_edge() -> None:
+    """(1/b − 1/N) variance = λ_max², so the mean of squared Hessians is twice the square of the mean."""
+    variance = 25.0 / (1 / 16 - 1 / N)
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=5.0), values=(0.0,), variance=variance)
+    edge = tacit.edges.largest_stable_strength(0.1, 5.0)
+    assert tacit.match(point, **MOVE).largest_stable_strength == pytest.approx(edge / 2)
+
+
+def test_a_changed_rate_is_not_kept() -> None:
+    assert "keep ε' = 0.1" in tacit.match(seen(3.0, 500.0), **MOVE).sentence
+    changed = tacit.match(seen(3.0, 500.0), **MOVE, new_learning_rate=0.05).sentence
+    assert "set ε' = 0.05" in changed
+    assert "keep" not in changed
+
+
+def test_the_advice_makes_the_objects_to_train_with() -> None:
+    advice = tacit.match(seen(3.0, 500.0), **MOVE, momentum=0.9)
+    model = nn.Linear(2, 2)
+    penalty, optimizer = advice.penalty(model), advice.optimizer(model.parameters(), weight_decay=0.1)
+    assert (penalty.strength, penalty.micro_batch_size) == (advice.strength.value, 16)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 0.1)
+
+
+def test_an_advice_that_is_not_decided_makes_no_penalty() -> None:
+    undecided = replace(tacit.match(seen(3.0, 500.0), **MOVE), decided=False, notes=("can't tell",))
+    with pytest.raises(tacit.InputError, match="no strength yet: can't tell"):
+        undecided.penalty(nn.Linear(2, 2))

@@ -1,0 +1,111 @@
+"""`Advice`: how to move to another batch size or rate: a sentence, numbers, and objects ready to train with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tacit._errors import InputError
+from tacit.advice.optimizers import Momentum
+from tacit.advice.price import Alternative, Price, measure_price
+from tacit.diagnostics.estimates import Estimate
+from tacit.penalty import GradientPenalty
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of an advice: its symbol, the estimate, what it means, and the equation it comes from."""
+
+    name: str
+    symbol: str
+    found: Estimate
+    words: str
+    equation: str
+
+    def __str__(self) -> str:
+        return f"  {self.symbol:<10} {self.found!s:<34} {self.words}\n  {'':<10} {self.equation}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How to move from (ε, B) to (ε', B') without losing implicit regularization: a sentence, then the numbers.
+
+    - `matched_learning_rate`: the ε' of equal implicit regularization at B' with no explicit term;
+    - `strength`: the λ that makes up the difference at `new_learning_rate`, on micro-batches of `micro_batch_size`;
+      where curvature was measured with `finite_rate_factor`, and held to a share of `largest_stable_strength`;
+    - `first_order_strength`: the same λ without either, as the paper's theorem has it.
+    """
+
+    sentence: str
+    learning_rate: float
+    batch_size: int
+    new_learning_rate: float
+    new_batch_size: int
+    micro_batch_size: int
+    matched_learning_rate: Estimate | None
+    strength: Estimate | None
+    noise_dominated_strength: float
+    linear_scaling_stops: Estimate | None
+    stability: Estimate | None
+    decided: bool
+    lines: tuple[Line, ...] = field(repr=False, default=())
+    notes: tuple[str, ...] = ()
+    momentum: Momentum = field(default_factory=Momentum)
+    every: int = 1
+    first_order_strength: Estimate | None = None
+    finite_rate_factor: float | None = None
+    largest_stable_strength: float | None = None
+    alternatives: tuple[Alternative, ...] = field(repr=False, default=())
+
+    def penalty(self, model: nn.Module, **options: Any) -> GradientPenalty:
+        """`tacit.GradientPenalty` with the advised strength and micro-batches; `options` are its other arguments."""
+        self._require_decision()
+        assert self.strength is not None
+        options = {"micro_batch_size": self.micro_batch_size, "every": self.every, **options}
+        if options["every"] == 1:
+            del options["every"]  # `probability` may be among the options
+        return GradientPenalty(model, max(0.0, self.strength.value), **options)
+
+    def optimizer(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **options: Any) -> torch.optim.SGD:
+        """torch.optim.SGD with the advised rate and the same momentum; `options` are its other arguments."""
+        import torch
+
+        options = {"momentum": self.momentum.beta, "nesterov": self.momentum.nesterov, **options}
+        return torch.optim.SGD(parameters, lr=self.new_learning_rate, **options)
+
+    def price(
+        self, model: nn.Module, loss_fn: Callable[[Tensor, Tensor], Tensor], *batch: Tensor, seconds: float = 1.0
+    ) -> Price:
+        """What the advised step costs on this model, timed here, and which setting of equal regularization costs less.
+
+        `batch` is inputs and targets of one large minibatch; `seconds` is about what the timing takes.
+        """
+        self._require_decision()
+        advised = (self.every, self.micro_batch_size)
+        return measure_price(self.alternatives, advised, model, loss_fn, *batch, seconds=seconds)
+
+    def _require_decision(self) -> None:
+        if not self.decided:
+            raise InputError(f"the advice has no strength yet: {self.notes[0]}")
+
+    def to_json(self) -> str:
+        kept = {key: value for key, value in asdict(self).items() if key != "lines"}
+        kept["equations"] = {line.name: line.equation for line in self.lines}
+        kept["alternatives"] = [asdict(each) for each in self.alternatives]
+        return json.dumps(_finite(kept), ensure_ascii=False, indent=1)
+
+    def __str__(self) -> str:
+        return "\n".join([self.sentence, *map(str, self.lines), *[f"  note: {note}" for note in self.notes]])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

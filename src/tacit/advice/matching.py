@@ -1,0 +1,263 @@
+"""`match`: from one learning rate and batch size to another with the same implicit regularization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit._arguments import whole_number
+from tacit._errors import InputError
+from tacit.advice.advice import Advice
+from tacit.advice.finite_rate import finite_rate_factor
+from tacit.advice.momentum import RegularizerFactors, regularizer_factors
+from tacit.advice.optimizers import Momentum, make_momentum
+from tacit.advice.price import Alternative
+from tacit.advice.wording import (
+    advice_lines,
+    advice_sentence,
+    stability_notes,
+    strength_lines,
+    undecided_note,
+)
+from tacit.diagnostics.estimates import Estimate, estimate
+from tacit.diagnostics.measurement import Measurement
+from tacit.diagnostics.self_test import halves_differ
+from tacit.edges import largest_stable_strength
+from tacit.problem import Problem
+
+TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
+FEW = 32  # examples that show whether a model mixes them
+MIXED = (
+    "the measured model mixes the examples of a minibatch (batch norm), so C_reg has no formula in B; expected a model "
+    "without it, or one measured in evaluation mode. tacit.search_strength needs no measurement."
+)
+SHARE_OF_EDGE = 0.5  # of the largest stable strength: more is never advised
+
+
+@dataclass(frozen=True)
+class Term:
+    """One regularizer of the equation: (1/4)(full ‖∇C‖² + noise (1/B − 1/N) V), with the factors of its optimizer."""
+
+    factors: RegularizerFactors
+    batch_size: int
+
+    def scaled_noise(self, factor: float) -> Term:
+        return Term(RegularizerFactors(self.factors.full, factor * self.factors.noise), self.batch_size)
+
+    def minus(self) -> Term:
+        return Term(RegularizerFactors(-self.factors.full, -self.factors.noise), self.batch_size)
+
+
+def match(
+    seen: Measurement,
+    *,
+    learning_rate: float | None = None,
+    batch_size: int,
+    new_batch_size: int | None = None,
+    new_learning_rate: float | None = None,
+    micro_batch_size: int | None = None,
+    momentum: float | None = None,
+    nesterov: bool = False,
+    optimizer: Any = None,
+    every: int = 1,
+) -> Advice:
+    """The (ε', B') of equal implicit regularization, and the explicit strength that makes up a difference.
+
+    SGD follows C + ε C_reg(B) (Eqs. 1, 22). With a penalty of strength λ on micro-batches of b examples it follows
+    C + ε' C_reg(B') + λ C_reg(b). Both regularize equally, at the point that was measured, when
+
+        λ = (ε C_reg(B) − ε' C_reg(B')) / C_reg(b)           in general
+        λ = b (ε/B − ε'/B')                                  when Γ/B, Γ/B' and Γ/b are far above ‖∇C‖²
+
+    With `momentum` β (torch.optim.SGD's, with or without `nesterov`; or give the `optimizer` itself) the two terms of
+    ε C_reg have factors of their own, `tacit.advice.regularizer_factors`, and λ is about 1/(1−β) times as large. Adam
+    and its kin are not covered.
+
+    Where curvature was measured (`measure(…, learning_rate=…)`) the noise terms are multiplied by the finite-rate
+    factor (`tacit.advice.finite_rate_factor`), and λ is held to half of the largest stable strength λ*; with `every=k`
+    it is kλ that meets the edge. Without curvature λ is the first-order number.
+
+    Give `new_batch_size`, `new_learning_rate` or both. With a new batch size alone the rate stays, and the rate that
+    would match without a penalty is given beside; with a new rate alone the batch size that matches it is looked for.
+    `micro_batch_size` is b, by default the old batch size (or the new one, if smaller).
+
+    It equates the size of two regularizers at one point of training, not their gradients all along it: the experiment
+    in docs/large-batch.md shows how far that carries. Rates are compared at equal training time ε × updates, so a
+    larger batch at the same rate needs as many updates, and more epochs.
+    """
+    own_rate, beta = make_momentum(optimizer, momentum, nesterov)
+    learning_rate = own_rate if learning_rate is None else learning_rate
+    every = whole_number("every", every, at_least=1)
+    check_match(seen.train_size if isinstance(seen, Measurement) else None, learning_rate, batch_size, new_batch_size,
+                new_learning_rate, micro_batch_size)  # fmt: skip
+    _check_measurement(seen)
+    assert learning_rate is not None
+    if new_batch_size is None:
+        assert new_learning_rate is not None
+        new_batch_size = _matching_batch_size(seen, learning_rate, batch_size, new_learning_rate, beta)
+    rate = learning_rate if new_learning_rate is None else new_learning_rate
+    micro = micro_batch_size or min(batch_size, new_batch_size)
+    old, unit, new = (
+        Term(_factors(seen, some, size, beta), size)
+        for some, size in ((learning_rate, batch_size), (1.0, new_batch_size), (rate, new_batch_size))
+    )
+    penalty = Term(RegularizerFactors(1.0, 1.0), micro)
+    matched = _ratio(seen, [old], unit)
+    first = _ratio(seen, [old, new.minus()], penalty)
+    strength, factor, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
+    by_noise = micro * (old.factors.noise / batch_size - new.factors.noise / new_batch_size)
+    lines = advice_lines(seen, beta, rate, new_batch_size, micro, matched, strength, by_noise)
+    lines += strength_lines(first, factor, edge, every)
+    notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
+    if strength.high < 0:
+        notes.append("λ is negative: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the batch.")
+    decided = _decided(matched, first, old.factors.noise)
+    if not decided:
+        notes.insert(0, undecided_note(seen, matched, first, learning_rate))
+    return Advice(
+        advice_sentence(
+            seen, decided, matched, strength, (learning_rate, batch_size, rate, new_batch_size, micro, every), beta
+        ),
+        learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, seen.noise_scale,
+        None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate), decided, tuple(lines),
+        tuple(notes), momentum=beta, every=every, first_order_strength=first, finite_rate_factor=factor,
+        largest_stable_strength=edge, alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta)),
+    )  # fmt: skip
+
+
+def check_match(
+    train_size: int | None,
+    learning_rate: float | None,
+    batch_size: int,
+    new_batch_size: int | None,
+    new_learning_rate: float | None,
+    micro_batch_size: int | None,
+) -> None:
+    """Refuse what `match` cannot answer; `tacit advise` asks before it measures for half a minute."""
+    if new_batch_size is None and new_learning_rate is None:
+        raise InputError("there is nothing to match; expected new_batch_size, new_learning_rate or both.")
+    if learning_rate is None:
+        raise InputError("there is no learning_rate; expected one, or an optimizer that has it.")
+    for name, rate in (("learning_rate", learning_rate), ("new_learning_rate", new_learning_rate)):
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise InputError(f"{name}={rate}; expected a positive number.")
+    sizes = (("batch_size", batch_size), ("new_batch_size", new_batch_size), ("micro_batch_size", micro_batch_size))
+    for name, size in sizes:
+        if train_size is not None and size is not None and not 1 <= size <= train_size:
+            raise InputError(f"{name}={size} with {train_size} examples; expected 1 to {train_size}.")
+
+
+def check_problem(problem: Problem) -> None:
+    """Refuse, from a few examples, a model whose measurement `match` would refuse."""
+    try:
+        difference, rounding = halves_differ(problem, torch.arange(min(FEW, problem.train_size)))
+    except (IndexError, RuntimeError, ValueError):
+        return  # `measure` explains what the model refuses
+    if difference > rounding:
+        raise InputError(MIXED)
+
+
+def _check_measurement(seen: Measurement) -> None:
+    if not isinstance(seen, Measurement):
+        raise InputError(f"found a {type(seen).__name__}; expected the result of tacit.measure.")
+    if not seen.per_example:
+        raise InputError(MIXED)
+
+
+def _factors(seen: Measurement, rate: float, batch_size: int, beta: Momentum) -> RegularizerFactors:
+    batches = max(1, seen.train_size // batch_size)
+    return regularizer_factors(rate, batches=batches, momentum=beta.beta, nesterov=beta.nesterov)
+
+
+def _strength(
+    seen: Measurement,
+    old: Term,
+    new: Term,
+    penalty: Term,
+    rates: tuple[float, float, Momentum],
+    first: Estimate,
+    every: int,
+) -> tuple[Estimate, float | None, float | None, list[str]]:
+    """(λ, F, λ*, notes): the first-order λ, raised for the finite rate and held below the edge, where known."""
+    rate, new_rate, beta = rates
+    if seen.spectrum is None or seen.largest_eigenvalue is None:
+        return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
+    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta)
+    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta)
+    raised = _ratio(seen, [old.scaled_noise(factor), new.scaled_noise(at_new).minus()], penalty)
+    if not seen.largest_eigenvalue.value > 0:
+        return raised, factor, None, []
+    edge = largest_stable_strength(
+        new_rate, seen.largest_eigenvalue.value, momentum=beta.beta, nesterov=beta.nesterov,
+        curvature_spread=seen.spectrum.curvature_spread(penalty.batch_size),
+    )  # fmt: skip
+    most = SHARE_OF_EDGE * edge / every
+    if raised.value <= most:
+        return raised, factor, edge, []
+    held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
+    cut = f"λ is held to {SHARE_OF_EDGE:g} λ*{'' if every == 1 else f'/{every}'} = {most:.3g}; matching asks for "
+    return held, factor, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+
+
+def _alternatives(
+    seen: Measurement, old: Term, new: Term, micro: int, rates: tuple[float, float, Momentum]
+) -> tuple[Alternative, ...]:
+    """The strengths of equal expected regularization on micro-batches of b, 4b, 16b … up to the whole batch."""
+    sizes, found = [micro], []
+    while sizes[-1] < new.batch_size:
+        sizes.append(min(4 * sizes[-1], new.batch_size))
+    for size in sizes:
+        penalty = Term(RegularizerFactors(1.0, 1.0), size)
+        first = _ratio(seen, [old, new.minus()], penalty)
+        strength, _, edge, _ = _strength(seen, old, new, penalty, rates, first, every=1)
+        found.append(Alternative(size, strength.value, None if edge is None else SHARE_OF_EDGE * edge))
+    return tuple(found)
+
+
+def _ratio(seen: Measurement, terms: list[Term], below: Term) -> Estimate:
+    """Σ of the terms over the one below, with the jackknife interval of the whole expression."""
+    size = seen.train_size
+
+    def statistic(squared_norm: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        def regularizer(term: Term) -> np.ndarray:
+            share = 1 / term.batch_size - 1 / size
+            return term.factors.full * squared_norm + term.factors.noise * share * variance
+
+        upper, lower = sum(regularizer(term) for term in terms), regularizer(below)
+        # A sample too small to keep C_reg above zero says nothing about a quotient by it.
+        return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.nan)
+
+    assert seen.moments is not None
+    found = estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
+    return Estimate(found.value, -math.inf, math.inf) if math.isnan(found.low + found.high) else found
+
+
+def _matching_batch_size(
+    seen: Measurement, learning_rate: float, batch_size: int, new_rate: float, beta: Momentum
+) -> int:
+    """B' at which the new rate regularizes as much: the regularizer falls with B', so by halving."""
+
+    def excess(size: int) -> float:
+        old, new = _factors(seen, learning_rate, batch_size, beta), _factors(seen, new_rate, size, beta)
+        return _ratio(seen, [Term(new, size), Term(old, batch_size).minus()], Term(RegularizerFactors(1, 1), 1)).value
+
+    low, high = 1, seen.train_size
+    if excess(high) > 0:
+        raise InputError(
+            f"no batch size gives learning_rate={new_rate:g} as little regularization as ({learning_rate:g}, "
+            f"B={batch_size}): even all {seen.train_size} examples have more from ‖∇C‖² alone. Use a smaller rate."
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return min((low, high), key=lambda size: abs(excess(size)))
+
+
+def _decided(matched: Estimate, strength: Estimate, effective_rate: float) -> bool:
+    """Whether the sample settles the advice: ε' within a factor of two, λ within half of the rate that it replaces."""
+    wide = not matched.low > 0 or matched.high > TOO_WIDE * matched.low
+    return not (wide or not strength.high - strength.low <= effective_rate)

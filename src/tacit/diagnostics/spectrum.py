@@ -1,0 +1,96 @@
+"""Curvature as minibatch noise meets it: where along the spectrum of ∇²C the noise lies, and how minibatches differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit._lanczos import krylov_decomposition
+from tacit._random import generator
+from tacit.diagnostics.curvature import hessian_product
+from tacit.problem import Problem
+
+STARTS = 4  # minibatch gradients from which Lanczos starts
+STEPS = 12  # Hessian products for each: extreme curvatures come first
+GROUPS = 16  # of examples whose Hessians are compared along the sharpest direction
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum of ∇²C as minibatch noise sees it.
+
+    - `values`, `weights`: curvatures hᵢ and the share of the noise δ = ∇Ĉ − ∇C along them, Σ wᵢ = 1, by Lanczos
+      iterations from minibatch gradients: Σ wᵢ F(hᵢ) ≈ E⟨δ, F(∇²C) δ⟩/E‖δ‖².
+    - `example_variance`: Σⱼ‖(∇²Cⱼ − ∇²C)v‖²/(N−1) along the sharpest direction v: what makes minibatches sharper.
+    """
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+    largest: float
+    example_variance: float
+    train_size: int
+
+    def curvature_spread(self, batch_size: int) -> float:
+        """s(b), with which E‖∇²Ĉ v‖² = (1 + s²) λ_max² over minibatches of b examples: what `tacit.edges` takes.
+
+        s² λ_max² = (1/b − 1/N) · example_variance, as for any mean of examples drawn without replacement (Eq. 32).
+        """
+        if not self.largest > 0:
+            return 0.0
+        return math.sqrt(max(0.0, 1 / batch_size - 1 / self.train_size) * self.example_variance) / self.largest
+
+
+def noise_spectrum(
+    problem: Problem,
+    examples: Tensor,
+    *,
+    batch_size: int,
+    largest: float,
+    direction: np.ndarray,
+    train_size: int,
+    chunk_size: int,
+    seed: int,
+) -> Spectrum:
+    """`Spectrum` from the given examples; `largest` and `direction` are the largest eigenvalue and its eigenvector."""
+    size = min(batch_size, max(1, len(examples) // 2))
+    full = _gradient(problem, examples, chunk_size)
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        along = torch.from_numpy(np.ascontiguousarray(vector))
+        return hessian_product(problem, examples, along, chunk_size=chunk_size).numpy()
+
+    values, weights = [], []
+    shuffled = examples[torch.randperm(len(examples), generator=generator(seed, "probe"))]
+    for batch in shuffled.split(size)[:STARTS]:
+        noise = _gradient(problem, batch, chunk_size) - full
+        ritz, _, components = krylov_decomposition(product, noise, steps=STEPS)
+        values += ritz.tolist()
+        weights += np.square(components).tolist()
+    total = sum(weights) or 1.0
+    variance = _example_variance(problem, shuffled, direction, chunk_size)
+    return Spectrum(tuple(values), tuple(weight / total for weight in weights), largest, variance, train_size)
+
+
+def _example_variance(problem: Problem, examples: Tensor, direction: np.ndarray, chunk_size: int) -> float:
+    """The variance of ∇²Cⱼ v over examples, from groups: a group of n has a mean with 1/n of it."""
+    groups = examples.tensor_split(min(GROUPS, len(examples)))
+    along = torch.from_numpy(np.ascontiguousarray(direction))
+    products = np.stack([hessian_product(problem, group, along, chunk_size=chunk_size).numpy() for group in groups])
+    if len(groups) < 2:
+        return 0.0
+    return len(examples) / len(groups) * float(np.square(products - products.mean(0)).sum()) / (len(groups) - 1)
+
+
+def _gradient(problem: Problem, examples: Tensor, chunk_size: int) -> np.ndarray:
+    """The mean gradient over the examples, flat, float64."""
+    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
+    total = torch.zeros(sum(leaf.numel() for leaf in leaves.values()), dtype=torch.float64)
+    for some in examples.split(chunk_size):
+        with torch.enable_grad():
+            parts = torch.autograd.grad(problem.loss(leaves, some), list(leaves.values()), materialize_grads=True)
+        total += len(some) / len(examples) * torch.cat([part.reshape(-1) for part in parts]).double().cpu()
+    return total.numpy()

@@ -1,0 +1,57 @@
+"""The price of an advice: settings of equal expected regularization, inside the edge, timed on a copy of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_matching import MOVE, seen, with_spectrum
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+
+
+@pytest.fixture(scope="module")
+def advice() -> tacit.advice.Advice:
+    return tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=2.0), values=(0.0,)), **MOVE)
+
+
+BATCH = (torch.randn(256, 8), torch.randint(3, (256,)))
+
+
+def test_every_setting_regularizes_as_much_in_the_mean(advice: tacit.advice.Advice) -> None:
+    point = seen(3.0, 500.0)
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
+    wanted = advice.strength.value * point.regularizer(16).value
+    for setting in found.settings:
+        assert setting.strength * point.regularizer(setting.micro_batch_size).value == pytest.approx(wanted, rel=1e-9)
+    assert {each.micro_batch_size for each in found.settings} == {16, 64, 256}
+    assert (found.advised.every, found.advised.micro_batch_size) == (1, 16)
+
+
+def test_the_cheapest_comes_first_and_fewer_penalised_steps_cost_less(advice: tacit.advice.Advice) -> None:
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
+    costs = [each.times_plain for each in found.settings]
+    assert costs == sorted(costs)
+    by_every = {each.every: each.times_plain for each in found.settings if each.micro_batch_size == 16}
+    p = by_every[1]
+    assert by_every[4] == pytest.approx((p + 3) / 4)
+
+
+def test_no_setting_exceeds_its_share_of_the_edge(advice: tacit.advice.Advice) -> None:
+    (first, *rest) = advice.alternatives
+    narrow = replace(advice, alternatives=(replace(first, most=2.5 * first.strength), *rest))
+    found = narrow.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
+    assert {each.every for each in found.settings if each.micro_batch_size == 16} == {1, 2}
+
+
+def test_the_model_is_left_as_it_was(advice: tacit.advice.Advice) -> None:
+    model = nn.Linear(8, 3)
+    before = [parameter.clone() for parameter in model.parameters()]
+    advice.price(model, F.cross_entropy, *BATCH, seconds=0.01)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(tacit.InputError, match="expected a multiple of the micro-batch size 16"):
+        advice.price(model, F.cross_entropy, torch.randn(8, 8), torch.randint(3, (8,)), seconds=0.01)

@@ -1,0 +1,56 @@
+"""A penalty that knows the optimizer warns, once, when batch sharpness passes the edge of its steps."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+
+
+def train(rate: float, strength: float, caplog: pytest.LogCaptureFixture, *, momentum: float = 0.0) -> list[str]:
+    """Steps on ½h ω² with curvature h = 10, without moving: batch sharpness is h at every step."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    penalty = tacit.GradientPenalty(model, strength, method="double_backward", optimizer=optimizer)
+    inputs = torch.ones(1, 1)
+    with caplog.at_level(logging.WARNING, logger="tacit"):
+        for _ in range(80):
+            penalty.backward(lambda: 5 * model(inputs).square().mean())
+            optimizer.zero_grad()
+    return [record.message for record in caplog.records]
+
+
+def test_a_step_beyond_the_edge_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    (message,) = train(0.5, 0.1, caplog)  # ε h (1 + λh/2) = 7.5, the edge is 2
+    assert "batch sharpness is 10" in message
+    assert "training may collapse" in message
+
+
+def test_a_step_inside_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    assert train(0.05, 0.1, caplog) == []
+
+
+def test_momentum_widens_the_range(caplog: pytest.LogCaptureFixture) -> None:
+    assert train(0.25, 0.1, caplog, momentum=0.9) == []  # 3.75, where the edge is 3.8
+
+
+def test_a_large_strength_narrows_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The same rate that is well inside without a penalty: h* falls from 40 to 3.8 at λ = 5."""
+    assert "strength 5" in train(0.05, 5.0, caplog)[0]
+
+
+def test_an_optimizer_of_another_rule_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    penalty = tacit.GradientPenalty(model, 5.0, optimizer=torch.optim.Adam(model.parameters(), lr=10.0))
+    for _ in range(80):
+        penalty.backward(lambda: 5 * model(torch.ones(1, 1)).square().mean())
+    assert caplog.records == []
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(tacit.InputError, match="optimizer is a float; expected a torch optimizer"):
+        tacit.GradientPenalty(nn.Linear(1, 1), 0.1, optimizer=0.1)
