@@ -1,23 +1,38 @@
-"""Does the advice work? From a tuned small batch to one 16 times as large, five ways, at least five seeds.
+"""Does the advice work? From a tuned small batch to one 16 or 32 times as large, in ten ways, at least eight seeds.
 
-    python benchmarks/advice.py --task mnist1d                  # runs, or goes on where it stopped
-    python benchmarks/advice.py --task fashion --seeds 0:5
-    python benchmarks/advice.py --table                         # the table from the rows on disk
+    python benchmarks/advice.py --task mnist1d --optimizer sgd       # runs, or goes on where it stopped
+    python benchmarks/advice.py --table                              # the table from the rows on disk
+    python benchmarks/advice.py --prices                             # what the steps cost: on an idle machine
+    python benchmarks/advice.py --figure docs/price-against-gain.png
 
-Every run trains for the same time ε × updates, the clock of the modified flow. Arms:
+Tasks and their small-batch rates are in `large_batch_tasks.py`. `digits` needs scikit-learn. Ways ("arms"):
 
-    small      B, the tuned rate
-    same       B' = 16 B, the same rate: as many updates, 16 times the epochs
-    epochs     B' = 16 B, the same rate and as many epochs: a sixteenth of the updates and of the time
-    linear     B' = 16 B, the rate times 16
-    matched    B' = 16 B, the rate that `tacit.match` gives for equal implicit regularization
-    penalty    B' = 16 B, the same rate, the strength that `tacit.match` gives on micro-batches of B
+    small       B, the tuned rate
+    same        B' = 16 B (digits: 32 B), the same rate
+    scaled      B', the rate times B'/B (AdamW: times its root)
+    matched     B', the rate of equal implicit regularization that `tacit.match` gives; not for AdamW
+    advised     B', the same rate, the strength that `tacit.match` gives on micro-batches of B; not for AdamW
+    searched    B', the same rate, the strength that `tacit.search_strength` finds, from the advice (AdamW: from 0.1)
+    every-4     the advised (AdamW: searched) strength on every 4th step with weight 4
+    sam         B', SAM on the whole batch, radius and rate tuned
+    sam-4       the same on every 4th step, as LookSAM does
+    every-2, every-8, micro-4x, whole-batch     the price against gain: fewer penalised steps, larger micro-batches
 
-The advice comes from one small-batch run with a seed of its own (100), measured over the whole training set at half
-time: fixed before any of the compared runs was seen. Rows are JSON lines, rewritten under a temporary name.
+Rules, written before any of the judged runs:
 
-All seeds of an arm train as one program; the penalty is that of `tacit.GradientPenalty(micro_batch_size=B)`, and each
-row of that arm stores how far one step of the two is apart.
+- Judged seeds are 0 to 7. Rates of the tasks, the calibration of the advice and this file were settled on pilots with
+  seeds 60 to 63 (LOG.md). The advice is measured on one small-batch run of seed 100 at half time, all training
+  examples; the search and SAM's tuning train with seed 101 and are judged on the validation split. SAM is tuned over
+  radii 0.05 … 0.4 and the rates ε and 2ε, at half length.
+- The score of a run is its test accuracy after `updates` updates, the same number for all arms ("equal updates": a
+  large batch then sees B'/B times the epochs). Beside it stand the accuracy after updates/(B'/B) updates ("equal epochs")
+  and that after updates/p updates, p what a step costs beside a plain one at B' ("equal time"). Rates are constant, so all
+  three are points of the same run.
+- A run that diverges counts with the accuracy that it ends at, and is counted apart.
+- What a large batch loses is small − same, paired by seed, with Student's 95 % interval. Where its lower end is above
+  zero, "wins back 90 %" is judged by the paired d = arm − same − 0.9 (small − same): agrees when the interval of its
+  mean is above zero, disagrees when below, else undecided. Elsewhere nothing is lost, and "nothing is taken" is judged
+  by arm − same + 0.3 points, likewise.
 """
 
 from __future__ import annotations
@@ -25,172 +40,164 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from advice_table import draw, prices, show, table
+from large_batch_fleet import (
+    Fleet,
+    Run,
+    accuracies,
+    as_model,
+    difference_from_package,
+    evenly,
+    fleets,
+    has_diverged,
+    mean_losses,
+    train,
+    training,
+)
+from large_batch_tasks import TASKS, Task, load_task
+from torch.nn.functional import cross_entropy
 
 import tacit
+from tacit._files import write_atomically
 from tacit._provenance import provenance
-from tacit._random import generator
-from tacit.batching import epoch_batches
-from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers
-from tacit.studies.train.models import mlp
 
-ROWS = Path(__file__).parent / "results" / "advice.jsonl"
-TABLE = Path(__file__).parent / "results" / "advice.json"
-ADVICE_SEED = 100
-ARMS = ("small", "same", "epochs", "linear", "matched", "penalty")
-
-
-@dataclass(frozen=True)
-class Task:
-    name: str
-    sizes: tuple[int, ...]
-    train_size: int
-    batch_size: int
-    new_batch_size: int
-    epochs: int
-    rates: tuple[float, ...]  # more than one: tuned on the advice seed, by the final test accuracy
+FOLDER = Path(__file__).parent / "results"
+ROWS, TABLE = FOLDER / "large_batch.jsonl", FOLDER / "large_batch.json"
+ADVICE_SEED, TUNING_SEED = 100, 101
+ARMS = ("small", "same", "scaled", "matched", "advised", "searched", "every-4", "sam", "sam-4")
+PRICE_ARMS = ("every-2", "every-8", "micro-4x", "whole-batch")
+RADII, RATE_FACTORS = (0.05, 0.1, 0.2, 0.4), (1.0, 2.0)
+ADAM_START = 0.1  # where the search starts without advice: of the order of a rate that SGD needs on these tasks
+EVALUATIONS = 16  # updates/16 is one of them
 
 
-TASKS = {
-    "mnist1d": Task("mnist1d", (40, 64, 64, 64, 10), 2048, 16, 256, 50, (2**-3,)),  # tuned before: see LOG.md
-    "fashion": Task("fashion", (784, 256, 256, 256, 10), 4096, 16, 256, 20, (2**-6, 2**-5, 2**-4, 2**-3)),
-}
+class Bench:
+    """One task with one optimizer: its rows, and the advice, search and tuning that the arms need."""
 
+    def __init__(self, task: Task, optimizer: str) -> None:
+        self.task, self.optimizer, self.arrays = task, optimizer, load_task(task)
+        self.rate, self.beta = task.rates[optimizer], 0.9 if optimizer == "momentum" else 0.0
+        self.key = {"task": task.name, "optimizer": optimizer}
 
-def data(task: Task) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if task.name == "mnist1d":
-        from tacit.studies.data.load import load
+    def fleet(self, runs: list[Run], *, batch_size: int, micro: int | None = None, updates: int | None = None) -> Fleet:
+        length = self.task.updates if updates is None else updates
+        every = evenly(self.task.updates, EVALUATIONS)
+        (made,) = fleets(
+            runs, batch_size=batch_size, micro_batch_size=micro or self.task.batch_size, updates=length,
+            optimizer=self.optimizer, evaluate_at=every,
+        )  # fmt: skip
+        return made
 
-        found = load("mnist1d")
-    else:
-        from tacit.studies.data.load import load_fashion_mnist
+    def advice(self) -> dict[str, Any]:
+        """The stored advice; measured now if there is none."""
 
-        found = load_fashion_mnist()
-    n = task.train_size
-    arrays = (found.train_inputs[:n], found.train_targets[:n], found.test_inputs, found.test_targets)
-    return tuple(torch.from_numpy(array.copy()) for array in arrays)  # type: ignore[return-value]
+        def measure() -> dict[str, Any]:
+            found: list[tacit.advice.Advice] = []
 
+            def pause(layers: Layers) -> None:
+                sizes = [self.task.batch_size, self.task.new_batch_size]
+                seen = tacit.measure(
+                    as_model(self.task, layers), cross_entropy, self.arrays.train, batch_size=sizes,
+                    learning_rate=self.rate,
+                )  # fmt: skip
+                found.append(
+                    tacit.match(seen, learning_rate=self.rate, batch_size=sizes[0], new_batch_size=sizes[1],
+                                momentum=self.beta)
+                )  # fmt: skip
 
-def accuracies(layers: Layers, inputs: Tensor, targets: Tensor) -> list[float]:
-    found = batched_mlp.outputs(layers, inputs.expand(len(layers.weights[0]), -1, -1)).argmax(2) == targets
-    return [float(share) for share in found.float().mean(1)]
+            size = self.task.batch_size
+            train(self.task, self.arrays, self.fleet([Run(ADVICE_SEED, self.rate)], batch_size=size), pause=pause)
+            return {"advice": json.loads(found[0].to_json()), "text": str(found[0]), **provenance()}
 
+        return stored({"kind": "advice", **self.key}, measure)
 
-def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: float, micro: int) -> list[Tensor]:
-    """∇ of the mean over micro-batches of Ĉₖ + (λ/4)‖∇Ĉₖ‖², for all runs: weights first, then biases.
+    def search(self) -> dict[str, Any]:
+        """The stored result of the search; searched now if there is none."""
+        start, largest = ADAM_START, None
+        if self.optimizer != "adamw":
+            given = self.advice()["advice"]
+            start, largest = given["strength"]["value"], given["largest_stable_strength"]
 
-    What `tacit.GradientPenalty(micro_batch_size=…)` adds to `.grad`, in the algebra of
-    `tacit.studies.train.batched_mlp` with the minibatch's rows folded into micro-batches where rows meet rows. `check`
-    compares the two.
-    """
-    runs, rows, _ = inputs.shape
+        def scores(strength: float) -> Iterator[float]:
+            run = Run(TUNING_SEED, self.rate, strength)
+            fleet = self.fleet([run], batch_size=self.task.new_batch_size)
+            for update, layers in training(self.task, self.arrays, fleet):
+                if update in fleet.evaluate_at:
+                    (loss,) = mean_losses(layers, *self.arrays.train)
+                    (score,) = accuracies(layers, *self.arrays.validation)
+                    yield math.nan if has_diverged(self.task, loss) and update > fleet.updates // 4 else score
 
-    def fold(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1, micro, tensor.shape[2])
+        def search() -> dict[str, Any]:
+            found = tacit.search_strength(scores, start=start, largest=largest, evaluations=EVALUATIONS)
+            return {"strength": found.strength, "cost": found.cost, "text": str(found)}
 
-    X, logits = batched_mlp._forward(layers, inputs)
-    probabilities = logits.softmax(2)
-    D = batched_mlp._backward(layers, X, (probabilities - targets) / micro)
-    T: list[Tensor | None] = [None] * len(X)
-    S = D
-    if strength:
-        for at, (x, d) in enumerate(zip(map(fold, X), map(fold, D), strict=True)):
-            moved = (torch.bmm(torch.bmm(x, x.mT), d) + d.sum(1, keepdim=True)).reshape(runs, rows, -1)
-            if at > 0:
-                moved = torch.baddbmm(moved, T[at], layers.weights[at])
-            if at + 1 < len(X):
-                T[at + 1] = batched_mlp._where_active(moved, X[at + 1])
-        turned = probabilities * moved
-        turned = turned - probabilities * turned.sum(2, keepdim=True)
-        S = [D[-1] + strength / 2 / micro * turned]
-        for at in range(len(X) - 1, 0, -1):
-            x, d = fold(X[at]), fold(D[at])
-            s = strength / 2 * torch.bmm(torch.bmm(d, d.mT), x).reshape(runs, rows, -1)
-            S.insert(0, batched_mlp._where_active(torch.baddbmm(s, S[0], layers.weights[at].mT), X[at]))
-    weights = [torch.bmm(x.mT, s) for x, s in zip(X, S, strict=True)]
-    for at, (t, d) in enumerate(zip(T, D, strict=True)):
-        if t is not None:
-            weights[at] += strength / 2 * torch.bmm(t.mT, d)
-    return [part * (micro / rows) for part in [*weights, *[s.sum(1, keepdim=True) for s in S]]]
+        return stored({"kind": "search", **self.key}, search)
 
+    def sam(self) -> dict[str, Any]:
+        """SAM's radius and rate with the best validation accuracy at half length."""
 
-def check(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor], strength: float) -> float:
-    """The largest relative difference from `tacit.GradientPenalty`, over parameters, on the first minibatch."""
-    model = mlp(task.sizes, generator(0, "init"))
-    inputs, targets = arrays[0][: task.new_batch_size], arrays[1][: task.new_batch_size]
-    penalty = tacit.GradientPenalty(model, strength, micro_batch_size=task.batch_size)
-    penalty.backward(lambda x, y: cross_entropy(model(x), y), inputs, targets)
-    layers = batched_mlp.initialise(task.sizes, [0])
-    hot = one_hot(targets, task.sizes[-1]).float()
-    found = gradient(layers, inputs[None], hot[None], strength=strength, micro=task.batch_size)
-    linear = [module for module in model if isinstance(module, nn.Linear)]
-    expected = [*[layer.weight.grad.T for layer in linear], *[layer.bias.grad[None] for layer in linear]]
-    return max(float((a[0] - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+        def tune() -> dict[str, Any]:
+            runs = [Run(TUNING_SEED, factor * self.rate, radius=radius) for factor in RATE_FACTORS for radius in RADII]
+            half = self.task.updates // 2
+            rows = train(self.task, self.arrays, self.fleet(runs, batch_size=self.task.new_batch_size, updates=half))
+            best = max(rows, key=lambda row: -1.0 if row["diverged"] else row["validation"][-1])
+            tried = [[row["learning_rate"], row["radius"], row["validation"][-1]] for row in rows]
+            return {"learning_rate": best["learning_rate"], "radius": best["radius"], "tried": tried}
 
+        return stored({"kind": "sam", **self.key}, tune)
 
-def train(
-    task: Task,
-    arrays: tuple[Tensor, Tensor, Tensor, Tensor],
-    *,
-    learning_rate: float,
-    batch_size: int,
-    updates: int,
-    seeds: list[int],
-    strength: float = 0.0,
-    pause: Any = None,
-) -> list[dict[str, Any]]:
-    """Runs of all seeds as one program; `pause(layers)` is called at half time."""
-    inputs, targets, test_inputs, test_targets = arrays
-    hot = one_hot(targets, task.sizes[-1]).float()
-    layers = batched_mlp.initialise(task.sizes, seeds)
-    micro = task.batch_size if strength else batch_size
-    per_epoch = task.train_size // batch_size
-    seen: list[list[float]] = []
-    for step in range(updates):
-        epoch, position = divmod(step, per_epoch)
-        if position == 0:
-            orders = [
-                epoch_batches(task.train_size, batch_size, order="shuffled", seed=seed, epoch=epoch) for seed in seeds
-            ]
-        batch = torch.stack([order[position] for order in orders])
-        parts = gradient(layers, inputs[batch], hot[batch], strength=strength, micro=micro)
-        for tensor, part in zip(layers.tensors(), parts, strict=True):
-            tensor.sub_(part, alpha=learning_rate)
-        if pause is not None and step + 1 == updates // 2:
-            pause(layers)
-        if (step + 1) % max(1, updates // 20) == 0:
-            seen.append(accuracies(layers, test_inputs, test_targets))
-    final, trained = accuracies(layers, test_inputs, test_targets), accuracies(layers, inputs, targets)
-    finite = [all(bool(tensor[run].isfinite().all()) for tensor in layers.tensors()) for run in range(len(seeds))]
-    return [
-        {
-            "seed": seed,
-            "final_test_accuracy": final[run],
-            "best_test_accuracy": max(final[run], *[row[run] for row in seen]),  # the end may be none of them
-            "final_train_accuracy": trained[run],
-            "diverged": not finite[run],
-        }
-        for run, seed in enumerate(seeds)
-    ]
+    def settings(self, arm: str) -> dict[str, Any] | None:
+        """Batch size, micro-batch size and the fields of `Run` of an arm; None where the arm has no meaning."""
+        task, adam = self.task, self.optimizer == "adamw"
+        made: dict[str, Any] = {"batch_size": task.new_batch_size, "micro": task.batch_size, "learning_rate": self.rate}
+        if arm == "small":
+            return {**made, "batch_size": task.batch_size}
+        if arm == "scaled":
+            return {**made, "learning_rate": self.rate * (math.sqrt(task.factor) if adam else task.factor)}
+        if adam and arm in ("matched", "advised", "micro-4x", "whole-batch"):
+            return None
+        if arm == "matched":
+            return {**made, "learning_rate": self.advice()["advice"]["matched_learning_rate"]["value"]}
+        if arm in ("sam", "sam-4"):
+            chosen = self.sam()
+            every = 4 if arm == "sam-4" else 1
+            return {**made, "learning_rate": chosen["learning_rate"], "radius": chosen["radius"], "every": every}
+        if arm == "searched":
+            return {**made, "strength": self.search()["strength"]}
+        if arm.startswith("every-"):
+            strength = self.search()["strength"] if adam else self.advice()["advice"]["strength"]["value"]
+            return {**made, "strength": strength, "every": int(arm.removeprefix("every-"))}
+        if arm in ("advised", "micro-4x", "whole-batch"):
+            options = self.advice()["advice"]["alternatives"]
+            at = {"advised": 0, "micro-4x": 1, "whole-batch": -1}[arm]
+            return {**made, "micro": options[at]["micro_batch_size"], "strength": options[at]["strength"]}
+        return made
 
-
-def as_model(task: Task, layers: Layers) -> nn.Module:
-    model = mlp(task.sizes)
-    linear = [module for module in model if isinstance(module, nn.Linear)]
-    with torch.no_grad():
-        for module, weight, bias in zip(linear, layers.weights, layers.biases, strict=True):
-            module.weight.copy_(weight[0].T)
-            module.bias.copy_(bias[0, 0])
-    return model
+    def run(self, arm: str, seeds: list[int]) -> None:
+        key = {"kind": "run", **self.key, "arm": arm}
+        missing = [seed for seed in seeds if find(**key, seed=seed) is None]
+        settings = self.settings(arm)
+        if not missing or settings is None:
+            return
+        size, micro = settings.pop("batch_size"), settings.pop("micro")
+        extra = {"batch_size": size, "micro_batch_size": micro}
+        if settings.get("strength"):
+            extra["difference"] = difference_from_package(
+                self.task, self.arrays, strength=settings["strength"], micro=micro
+            )
+            if extra["difference"] > 1e-3:
+                raise SystemExit(f"the batched penalty is {extra['difference']:.2g} off tacit.GradientPenalty")
+        runs = [Run(seed, **settings) for seed in missing]
+        for row in train(self.task, self.arrays, self.fleet(runs, batch_size=size, micro=micro)):
+            add({**key, **extra, **row})
+            print(arm, row["seed"], f"{row['test'][-1]:.4f}", row["diverged"], flush=True)
 
 
 def read() -> list[dict[str, Any]]:
@@ -198,165 +205,48 @@ def read() -> list[dict[str, Any]]:
 
 
 def add(row: dict[str, Any]) -> None:
-    ROWS.parent.mkdir(parents=True, exist_ok=True)
-    rows = [*read(), row]
-    temporary = ROWS.with_suffix(".writing")
-    temporary.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rows))
-    temporary.replace(ROWS)
+    write_atomically(ROWS, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in [*read(), row]))
 
 
 def find(**wanted: Any) -> dict[str, Any] | None:
     return next((row for row in read() if all(row.get(key) == value for key, value in wanted.items())), None)
 
 
-def tuned_rate(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor]) -> float:
-    if len(task.rates) == 1:
-        return task.rates[0]
-    updates = task.epochs * task.train_size // task.batch_size
-    scores = {}
-    for rate in task.rates:
-        key = {"kind": "tuning", "task": task.name, "learning_rate": rate}
-        if find(**key) is None:
-            (row,) = train(
-                task, arrays, learning_rate=rate, batch_size=task.batch_size, updates=updates, seeds=[ADVICE_SEED]
-            )
-            add({**key, **row})
-        found = find(**key)
-        assert found is not None
-        scores[rate] = found["final_test_accuracy"] if not found["diverged"] else 0.0
-    return max(scores, key=scores.__getitem__)
-
-
-def advice(task: Task, arrays: tuple[Tensor, Tensor, Tensor, Tensor], rate: float) -> dict[str, Any]:
-    key = {"kind": "advice", "task": task.name}
+def stored(key: dict[str, Any], make: Any) -> dict[str, Any]:
     found = find(**key)
-    if found is not None:
-        return found
-    inputs, targets = arrays[:2]
-    updates = task.epochs * task.train_size // task.batch_size
-
-    def pause(layers: Layers) -> None:
-        model = as_model(task, layers)
-        sizes = [task.batch_size, task.new_batch_size]
-        seen = tacit.measure(model, cross_entropy, (inputs, targets), batch_size=sizes, learning_rate=rate)
-        given = tacit.match(
-            seen, learning_rate=rate, batch_size=task.batch_size, new_batch_size=task.new_batch_size,
-            micro_batch_size=task.batch_size,
-        )  # fmt: skip
-        add({**key, "learning_rate": rate, "measured_after": updates // 2, "measurement": seen.to_row(),
-             "advice": json.loads(given.to_json()), "text": str(given), **provenance()})  # fmt: skip
-
-    settings = {"learning_rate": rate, "batch_size": task.batch_size, "updates": updates}
-    train(task, arrays, seeds=[ADVICE_SEED], pause=pause, **settings)
-    made = find(**key)
-    assert made is not None
-    return made
-
-
-def arms(task: Task, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    rate, factor = given["learning_rate"], task.new_batch_size // task.batch_size
-    updates = task.epochs * task.train_size // task.batch_size
-    matched = given["advice"]["matched_learning_rate"]["value"]
-    strength = max(0.0, given["advice"]["strength"]["value"])
-    big = {"batch_size": task.new_batch_size, "learning_rate": rate, "updates": updates}
-    return {
-        "small": {**big, "batch_size": task.batch_size},
-        "same": big,
-        "epochs": {**big, "updates": updates // factor},
-        "linear": {**big, "learning_rate": rate * factor, "updates": updates // factor},
-        "matched": {**big, "learning_rate": matched, "updates": round(updates * rate / matched)},
-        "penalty": {**big, "strength": strength},
-    }
-
-
-def run(task: Task, seeds: list[int]) -> None:
-    arrays = data(task)
-    given = advice(task, arrays, tuned_rate(task, arrays))
-    for arm, settings in arms(task, given).items():
-        key = {"kind": "run", "task": task.name, "arm": arm}
-        missing = [seed for seed in seeds if find(**key, seed=seed) is None]
-        if not missing:
-            continue
-        extra = {}
-        if settings.get("strength"):
-            extra = {"micro_batch_size": task.batch_size, "difference": check(task, arrays, settings["strength"])}
-            if extra["difference"] > 1e-3:
-                raise SystemExit(f"the batched penalty is {extra['difference']:.2g} off tacit.GradientPenalty")
-        for row in train(task, arrays, seeds=missing, **settings):
-            add({**key, **settings, **extra, **row})
-            print(arm, row, flush=True)
-
-
-def table() -> dict[str, Any]:
-    """Mean final and best test accuracies with Student's 95 % intervals over seeds, and differences from `small`."""
-    made: dict[str, Any] = {}
-    for task in TASKS:
-        runs = [row for row in read() if row["kind"] == "run" and row["task"] == task]
-        complete = [seed for seed in sorted({row["seed"] for row in runs})
-                    if {row["arm"] for row in runs if row["seed"] == seed} == set(ARMS)]  # fmt: skip
-        if len(complete) < 2:
-            continue
-        scores = {(row["arm"], row["seed"]): row for row in runs}
-        made[task] = {"seeds": complete, "arms": {}}
-        for arm in ARMS:
-            rows = [scores[arm, seed] for seed in complete]
-            facts = ("batch_size", "learning_rate", "strength", "updates")
-            entry: dict[str, Any] = {key: rows[0].get(key) for key in facts}
-            for name in ("final_test_accuracy", "best_test_accuracy", "final_train_accuracy"):
-                entry[name] = interval(np.array([row[name] for row in rows]))
-            for name in ("final", "best"):
-                key = f"{name}_test_accuracy"
-                differences = [row[key] - scores["small", row["seed"]][key] for row in rows]
-                entry[f"{name}_minus_small"] = interval(np.array(differences))
-            entry["diverged"] = sum(row["diverged"] for row in rows)
-            made[task]["arms"][arm] = entry
-        given = next(row for row in read() if row["kind"] == "advice" and row["task"] == task)
-        made[task]["advice"] = given["advice"]
-        made[task]["provenance"] = {key: given[key] for key in ("versions", "commit", "machine")}
-    return made
-
-
-def interval(values: np.ndarray) -> list[float]:
-    """[mean, low, high]."""
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    mean = float(values.mean())
-    return [mean, mean - half, mean + half]
-
-
-def show(made: dict[str, Any]) -> None:
-    for task, found in made.items():
-        print(f"\n{task}: test accuracy at the end, %, mean and 95 % interval over seeds {found['seeds']}\n")
-        print("| arm | B | ε | λ | updates | test | best seen | minus small | training |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        for arm, entry in found["arms"].items():
-            cells = [_shown(entry[key]) for key in ("final_test_accuracy", "best_test_accuracy", "final_minus_small")]
-            rate, strength = f"{entry['learning_rate']:.4g}", f"{entry['strength'] or 0:.4g}"
-            facts = [entry["batch_size"], rate, strength, entry["updates"]]
-            train_mean = f"{100 * entry['final_train_accuracy'][0]:.1f}"
-            print("| " + " | ".join(map(str, [arm, *facts, *cells, train_mean])) + " |")
-
-
-def _shown(found: list[float]) -> str:
-    mean, low, high = (100 * number for number in found)
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+    if found is None:
+        found = {**key, **make()}
+        add(found)
+        print({name: value for name, value in found.items() if name != "text"}, flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=[*TASKS], default=None)
-    parser.add_argument("--seeds", default="0:5", help="first:end")
+    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adamw"], default="sgd")
+    parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated; `all` adds the price arms")
+    parser.add_argument("--seeds", default="0:8", help="first:end")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--prices", action="store_true", help="time the steps and store what they cost")
+    parser.add_argument("--figure", type=Path, help="draw price against gain into this file")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    np.seterr(all="ignore")
     if chosen.task is not None:
         first, end = chosen.seeds.split(":")
-        run(TASKS[chosen.task], [*range(int(first), int(end))])
-    made = table()
+        bench = Bench(TASKS[chosen.task], chosen.optimizer)
+        for arm in [*ARMS, *PRICE_ARMS] if chosen.arms == "all" else chosen.arms.split(","):
+            bench.run(arm, [*range(int(first), int(end))])
+    if chosen.prices:
+        for name, optimizer in sorted({(row["task"], row["optimizer"]) for row in read() if row["kind"] == "run"}):
+            add({"kind": "prices", "task": name, "optimizer": optimizer, **prices(TASKS[name], read(), optimizer)})
+    made = table(read())
     show(made)
     if made:
-        temporary = TABLE.with_suffix(".writing")
-        temporary.write_text(json.dumps(made, ensure_ascii=False, indent=1) + "\n")
-        temporary.replace(TABLE)
+        write_atomically(TABLE, json.dumps({**made, "provenance": provenance()}, ensure_ascii=False, indent=1) + "\n")
+    if chosen.figure is not None:
+        draw(made, chosen.figure)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ The penalty is that of `tacit.GradientPenalty(micro_batch_size=b)`; `difference_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,13 +55,8 @@ class Fleet:
         return every
 
 
-def train(
-    task: Task, arrays: Arrays, fleet: Fleet, *, pause: Callable[[Layers], None] | None = None
-) -> list[dict[str, Any]]:
-    """One row per run: its settings, accuracies at every update of `evaluate_at`, and whether it diverged.
-
-    `pause(layers)` is called at half time.
-    """
+def training(task: Task, arrays: Arrays, fleet: Fleet) -> Iterator[tuple[int, Layers]]:
+    """Trains; yields (update, parameters) at half time, at every update of `evaluate_at`, and at the end."""
     layers = batched_mlp.initialise(task.sizes, [run.seed for run in fleet.runs])
     rates, strengths, radii = (
         torch.tensor([getattr(run, name) for run in fleet.runs]).view(-1, 1, 1)
@@ -68,7 +64,7 @@ def train(
     )
     step = make_optimizer(fleet, layers, rates)
     batches = Minibatches(task, arrays, fleet)
-    history: dict[str, list[list[float]]] = {"updates": [], "test": [], "validation": []}
+    stops = {*fleet.evaluate_at, fleet.updates // 2, fleet.updates}
     for update in range(fleet.updates):
         inputs, targets = batches(update)
         on = update % fleet.every == 0
@@ -78,24 +74,41 @@ def train(
             strength = fleet.every * strengths if on and bool(strengths.any()) else None
             parts = gradient(layers, inputs, targets, strength=strength, micro=fleet.micro_batch_size)
         step(parts)
-        if pause is not None and update + 1 == fleet.updates // 2:
+        if update + 1 in stops:
+            yield update + 1, layers
+
+
+def train(
+    task: Task, arrays: Arrays, fleet: Fleet, *, pause: Callable[[Layers], None] | None = None
+) -> list[dict[str, Any]]:
+    """One row per run: its settings, accuracies at every update of `evaluate_at`, and whether it diverged.
+
+    `pause(layers)` is called at half time.
+    """
+    history: dict[str, list[list[float]]] = {"updates": [], "test": [], "validation": []}
+    for update, layers in training(task, arrays, fleet):
+        if pause is not None and update == fleet.updates // 2:
             pause(layers)
-        if update + 1 in fleet.evaluate_at or update + 1 == fleet.updates:
-            history["updates"].append([update + 1] * len(fleet.runs))
+        if update in fleet.evaluate_at or update == fleet.updates:
+            history["updates"].append([update] * len(fleet.runs))
             history["test"].append(accuracies(layers, *arrays.test))
             history["validation"].append(accuracies(layers, *arrays.validation))
     trained, losses = accuracies(layers, *arrays.train), mean_losses(layers, *arrays.train)
-    limit = NOTHING_LEARNED * torch.tensor(float(task.sizes[-1])).log().item()
     return [
         {
             **asdict(run),
             **{name: [at[number] for at in rows] for name, rows in history.items()},
             "train_accuracy": trained[number],
-            "train_loss": losses[number],
-            "diverged": not losses[number] < limit,
+            "train_loss": losses[number] if math.isfinite(losses[number]) else None,
+            "diverged": has_diverged(task, losses[number]),
         }
         for number, run in enumerate(fleet.runs)
     ]
+
+
+def has_diverged(task: Task, train_loss: float) -> bool:
+    """Whether the training loss is that of a network which always answers the same, or worse, or not a number."""
+    return not train_loss < NOTHING_LEARNED * math.log(task.sizes[-1])
 
 
 class Minibatches:

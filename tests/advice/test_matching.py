@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import tacit
 import tacit.edges
 from cases import batch_norm_net, labels, numbers, spread
+from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.matching import SHARE_OF_EDGE
 from tacit.diagnostics import Measurement, Spectrum
 from tacit.diagnostics.estimates import Estimate, Moments
@@ -218,21 +219,22 @@ def with_spectrum(point: Measurement, *, values: tuple[float, ...], variance: fl
     return replace(point, spectrum=Spectrum(values, weights, point.largest_eigenvalue.value, variance, N))
 
 
-def test_flat_directions_leave_the_first_order_strength() -> None:
+def test_flat_directions_leave_the_first_order_strength_and_its_calibration() -> None:
     point = with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(0.0,))
     advice = tacit.match(point, **MOVE)
     assert advice.finite_rate_factor == 1.0
-    assert advice.strength == advice.first_order_strength
+    assert advice.first_order_strength == tacit.match(seen(3.0, 500.0), **MOVE).strength
+    assert advice.strength.value == pytest.approx(CALIBRATION * advice.first_order_strength.value, rel=1e-12)
 
 
 def test_noise_along_curved_directions_needs_more_strength() -> None:
     """At ε h = 1, half of the edge, the noise is twice what the first order says, and so is λ."""
-    point = with_spectrum(seen(3.0, 500.0, eigenvalue=10.0), values=(10.0,))
-    advice = tacit.match(point, **MOVE)
+    curved, flat = (with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(h,)) for h in (10.0, 0.0))
+    advice = tacit.match(curved, **MOVE)
     assert advice.finite_rate_factor == pytest.approx(2.0)
-    assert advice.first_order_strength == tacit.match(seen(3.0, 500.0), **MOVE).strength
+    assert advice.strength.value == pytest.approx(2 * tacit.match(flat, **MOVE).strength.value, rel=1e-12)
     line = next(line for line in advice.lines if line.name == "first_order_strength")
-    assert "noise is 2 times" in line.words
+    assert "F = 2 times" in line.words
 
 
 def test_the_advice_never_exceeds_its_share_of_the_edge() -> None:

@@ -12,7 +12,7 @@ import torch
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.advice.advice import Advice
-from tacit.advice.finite_rate import finite_rate_factor
+from tacit.advice.finite_rate import CALIBRATION, finite_rate_factor
 from tacit.advice.momentum import RegularizerFactors, regularizer_factors
 from tacit.advice.optimizers import Momentum, make_momentum
 from tacit.advice.price import Alternative
@@ -35,7 +35,7 @@ MIXED = (
     "the measured model mixes the examples of a minibatch (batch norm), so C_reg has no formula in B; expected a model "
     "without it, or one measured in evaluation mode. tacit.search_strength needs no measurement."
 )
-SHARE_OF_EDGE = 0.5  # of the largest stable strength: more is never advised
+SHARE_OF_EDGE = 0.75  # of the largest stable strength: more is never advised
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def match(
     and its kin are not covered.
 
     Where curvature was measured (`measure(…, learning_rate=…)`) the noise terms are multiplied by the finite-rate
-    factor (`tacit.advice.finite_rate_factor`), and λ is held to half of the largest stable strength λ*; with `every=k`
-    it is kλ that meets the edge. Without curvature λ is the first-order number.
+    factor (`tacit.advice.finite_rate_factor`) and by 2, a calibration on pilots, and λ is held to three quarters of the
+    largest stable strength λ*; with `every=k` it is kλ that meets the edge. Without curvature λ is the first-order
+    number.
 
     Give `new_batch_size`, `new_learning_rate` or both. With a new batch size alone the rate stays, and the rate that
     would match without a penalty is given beside; with a new rate alone the batch size that matches it is looked for.
@@ -188,7 +189,8 @@ def _strength(
         return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
     factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta)
     at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta)
-    raised = _ratio(seen, [old.scaled_noise(factor), new.scaled_noise(at_new).minus()], penalty)
+    noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
+    raised = _ratio(seen, noise, penalty)
     if not seen.largest_eigenvalue.value > 0:
         return raised, factor, None, []
     edge = largest_stable_strength(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tacit.advice.advice import Line
+from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.optimizers import Momentum
 from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
@@ -87,12 +88,13 @@ def strength_lines(first: Estimate, factor: float | None, edge: float | None, ev
     """The first-order strength and the edge, beside the advised strength."""
     lines = []
     if factor is not None:
-        lines.append(Line("first_order_strength", "λ₁", first, f"to first order in ε; noise is {factor:.3g} times that",
+        words = f"to first order in ε; λ is {CALIBRATION:g} (a calibration) times F = {factor:.3g} times that"
+        lines.append(Line("first_order_strength", "λ₁", first, words,
                           "F = Σ wᵢ/(1 − εhᵢ/l), l = 2 or that of the momentum: noise at a finite rate"))  # fmt: skip
     if edge is not None:
         meets = "λ" if every == 1 else f"{every}λ, which every {every}th step has,"
         lines.append(Line("largest_stable_strength", "λ*", Estimate(edge, edge, edge),
-                          f"{meets} must stay below; advised: at most half",
+                          f"{meets} must stay below; advised: at most three quarters",
                           "ε'(h + (λ/2)(1+s²)h²) = l, h = λ_max, s the spread of h over micro-batches"))  # fmt: skip
     return lines
 

@@ -1,0 +1,187 @@
+"""The table of `advice.py`: means with intervals, what was lost, what was won back, prices; and the figure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from large_batch_tasks import Task, load_task
+from scipy import stats
+from torch.nn.functional import cross_entropy
+
+import tacit
+from tacit._random import generator
+from tacit.studies.train.models import mlp
+
+Rows = list[dict[str, Any]]
+WON_BACK, TAKEN = 0.9, 0.003
+FACTS = ("batch_size", "micro_batch_size", "learning_rate", "strength", "radius", "every")
+
+
+def interval(values: np.ndarray) -> list[float]:
+    """[mean, low, high], Student's 95 %."""
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    mean = float(values.mean())
+    return [mean, mean - half, mean + half]
+
+
+def table(rows: Rows) -> dict[str, Any]:
+    """Per task and optimizer: each arm's accuracies, its difference from `same`, and the verdicts of the rules."""
+    made: dict[str, Any] = {}
+    runs = [row for row in rows if row["kind"] == "run"]
+    for task, optimizer in sorted({(row["task"], row["optimizer"]) for row in runs}):
+        mine = [row for row in runs if (row["task"], row["optimizer"]) == (task, optimizer)]
+        arms = list(dict.fromkeys(row["arm"] for row in mine))
+        by_arm = {arm: {row["seed"]: row for row in mine if row["arm"] == arm} for arm in arms}
+        if not {"small", "same"} <= set(arms):
+            continue
+        seeds = sorted(set(by_arm["small"]) & set(by_arm["same"]))
+        if len(seeds) < 2:
+            continue
+        found = [
+            row for row in rows if row["kind"] == "prices" and (row["task"], row["optimizer"]) == (task, optimizer)
+        ]
+        costs = found[-1]["times_plain"] if found else {}
+        made[f"{task}, {optimizer}"] = {
+            "seeds": seeds,
+            "lost": interval(_final(by_arm["small"], seeds) - _final(by_arm["same"], seeds)),
+            "arms": {arm: _entry(by_arm, arm, seeds, costs.get(arm)) for arm in arms},
+        }
+    return made
+
+
+def _final(by_seed: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
+    return np.array([by_seed[seed]["test"][-1] for seed in seeds])
+
+
+def _entry(by_arm: dict[str, Any], arm: str, seeds: list[int], cost: float | None) -> dict[str, Any]:
+    seeds = [seed for seed in seeds if seed in by_arm[arm]]
+    rows = [by_arm[arm][seed] for seed in seeds]
+    entry: dict[str, Any] = {name: rows[0].get(name) for name in FACTS}
+    entry |= {"seeds": len(rows), "updates": rows[0]["updates"][-1], "diverged": sum(row["diverged"] for row in rows)}
+    entry["train_accuracy"] = statistics.mean(row["train_accuracy"] for row in rows)
+    entry["price"] = cost
+    factor = rows[0]["batch_size"] / next(iter(by_arm["small"].values()))["batch_size"]
+    if len(rows) < 2:
+        return entry
+    entry["equal_updates"] = interval(np.array([row["test"][-1] for row in rows]))
+    entry["equal_epochs"] = interval(np.array([_at(row, row["updates"][-1] / factor) for row in rows]))
+    if cost is not None:
+        entry["equal_time"] = interval(np.array([_at(row, row["updates"][-1] / max(1.0, cost)) for row in rows]))
+    small, same, own = (_final(by_arm[name], seeds) for name in ("small", "same", arm))
+    entry["minus_same"] = interval(own - same)
+    if arm not in ("small", "same"):
+        lost = interval(small - same)
+        if lost[1] > 0:
+            entry["won_back"] = float((own - same).mean() / (small - same).mean())
+            entry["verdict"] = _verdict(interval(own - same - WON_BACK * (small - same)), "wins back 90 %")
+        else:
+            entry["verdict"] = _verdict(interval(own - same + TAKEN), "takes nothing")
+    return entry
+
+
+def _at(row: dict[str, Any], update: float) -> float:
+    """The test accuracy at the last evaluation up to this update."""
+    return row["test"][max(0, sum(at <= update + 1e-9 for at in row["updates"]) - 1)]
+
+
+def _verdict(found: list[float], claim: str) -> dict[str, Any]:
+    outcome = "agrees" if found[1] > 0 else "disagrees" if found[2] < 0 else "undecided"
+    return {"claim": claim, "margin": found, "outcome": outcome}
+
+
+def show(made: dict[str, Any]) -> None:
+    for name, found in made.items():
+        print(f"\n{name}: lost {_shown(found['lost'])}")
+        print(f"test accuracy, %, mean and 95 % interval over seeds {found['seeds']}\n")
+        print(
+            "| arm | B | ε | λ or ρ | every | equal updates | equal epochs | equal time | price | won back | diverged |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        for arm, entry in found["arms"].items():
+            amount = entry["strength"] or entry["radius"] or 0
+            accuracies = [_shown(entry.get(key)) for key in ("equal_updates", "equal_epochs", "equal_time")]
+            price = "" if entry["price"] is None else f"{entry['price']:.2f}"
+            back = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""
+            verdict = back + entry["verdict"]["outcome"] if "verdict" in entry else ""
+            facts = [arm, entry["batch_size"], f"{entry['learning_rate']:.4g}", f"{amount:.3g}", entry["every"]]
+            print("| " + " | ".join(map(str, [*facts, *accuracies, price, verdict, entry["diverged"]])) + " |")
+
+
+def _shown(found: list[float] | None) -> str:
+    if found is None:
+        return ""
+    mean, low, high = (100 * number for number in found)
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def prices(task: Task, rows: Rows, optimizer: str, *, rounds: int = 40) -> dict[str, Any]:
+    """What a step of each arm costs with `tacit.GradientPenalty`, in plain steps at B', averaged over `every`."""
+    arrays = load_task(task)
+    model = mlp(task.sizes, generator(0, "init"))
+    inputs, targets = (part[: task.new_batch_size] for part in arrays.train)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(model(x), y)
+
+    def seconds(step: Any) -> float:
+        times = []
+        for _ in range(rounds):
+            model.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[rounds // 4 :])
+
+    def plain() -> None:
+        loss(inputs, targets).backward()
+
+    base, made = seconds(plain), {}
+    firsts = {
+        row["arm"]: row
+        for row in rows
+        if row["kind"] == "run" and (row["task"], row["optimizer"]) == (task.name, optimizer)
+    }
+    for arm, row in firsts.items():
+        cost, every = 1.0, row["every"]
+        if row["strength"]:
+            micro = row["micro_batch_size"] if row["micro_batch_size"] < task.new_batch_size else None
+            penalty = tacit.GradientPenalty(model, row["strength"], micro_batch_size=micro)
+            cost = seconds(lambda penalty=penalty: penalty.backward(loss, inputs, targets)) / base
+        elif row["radius"]:
+            cost = 2.0  # two gradients; what moving the parameters takes is left out in SAM's favour
+        made[arm] = row["batch_size"] / task.new_batch_size if arm == "small" else (cost + every - 1) / every
+    return {"plain_seconds": base, "times_plain": made}
+
+
+def draw(made: dict[str, Any], path: Path) -> None:
+    """Price against gain: one panel per task and optimizer, accuracy over `same` against the price of a step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = {name: found for name, found in made.items() if any(entry["price"] for entry in found["arms"].values())}
+    figure, panels = plt.subplots(1, len(shown), figsize=(4.2 * len(shown), 4), squeeze=False)
+    for panel, (name, found) in zip(panels[0], shown.items(), strict=True):
+        for arm, entry in found["arms"].items():
+            if entry["price"] is None or "minus_same" not in entry or arm in ("small", "scaled", "matched"):
+                continue
+            mean, low, high = (100 * number for number in entry["minus_same"])
+            colour = "tab:orange" if arm.startswith("sam") else "tab:gray" if arm == "same" else "tab:blue"
+            panel.errorbar(entry["price"], mean, yerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=2)
+            panel.annotate(arm, (entry["price"], mean), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        small = found["arms"]["small"].get("minus_same")
+        if small is not None:
+            panel.axhline(100 * small[0], color="black", linestyle=":", label="small batch")
+            panel.legend(fontsize=8)
+        panel.set_xlabel("price of a step, in plain steps")
+        panel.set_ylabel("test accuracy over the large batch alone, points")
+        panel.set_title(f"{name}, {len(found['seeds'])} seeds", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,176 @@
+"""Where does a penalised step lose its stability? The formula of `tacit.edges` against real steps on two tasks.
+
+    python benchmarks/edge.py                                  # writes results/edge.json, about five minutes
+    python benchmarks/edge.py --figure docs/edge.png           # draws it
+
+A network is trained with small batches to half time. There λ_max is measured, and how much sharper micro-batches are.
+From that point every (ε, λ, β) of a grid makes 200 steps on large batches, penalised on micro-batches.
+
+Rules, written before the grid was run:
+
+- a setting is predicted unstable when ε(h + (λ/2)(1 + s²)h²) exceeds 2 (heavy ball: 2(1+β)), h = λ_max, s measured;
+- a run is seen unstable when its training loss, looked at every 10 steps, exceeds twice that of the starting point or
+  0.5 more than it, whichever is larger, or is not finite; a setting is unstable when more than half of its runs are;
+- the table counts agreement over all settings, and apart over those more than a factor 1.5 in ε κ from the edge.
+
+Steps beyond the edge often come back: they are thrown to a flatter place. The rule counts that as unstable too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from large_batch_fleet import Fleet, Minibatches, Run, as_model, gradient, make_optimizer, mean_losses, train
+from large_batch_tasks import TASKS, Arrays, Task, load_task
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import tacit
+from tacit._files import write_atomically
+from tacit._provenance import provenance
+from tacit.edges import largest_stable_strength, stability_limit
+from tacit.studies.train.batched_mlp import Layers
+
+RESULT = Path(__file__).parent / "results" / "edge.json"
+START_SEED, SEEDS = 70, (71, 72, 73)
+STEPS, LOOK_EVERY = 200, 10
+MOMENTA = (0.0, 0.9)
+SHARES = (0.125, 0.25, 0.5, 0.8)  # ε λ_max in units of the limit: the rates of the grid
+STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0)  # in units of the predicted λ*
+CLEAR = 1.5
+
+
+def starting_point(task: Task, arrays: Arrays) -> tuple[Layers, tacit.diagnostics.Measurement]:
+    """The small-batch run at half time, and what is measured there."""
+    kept: list[Layers] = []
+
+    def pause(layers: Layers) -> None:
+        kept.append(Layers([weight.clone() for weight in layers.weights], [bias.clone() for bias in layers.biases]))
+
+    rate, size = task.rates["sgd"], task.batch_size
+    train(task, arrays, Fleet((Run(START_SEED, rate),), size, size, task.updates), pause=pause)
+    model = as_model(task, kept[0])
+    return kept[0], tacit.measure(model, cross_entropy, arrays.train, batch_size=size, curvature=True)
+
+
+def walk(task: Task, arrays: Arrays, start: Layers, settings: list[tuple[float, float]], beta: float) -> list[Any]:
+    """For each (ε, λ) and seed: the largest training loss on the way, None when it is not finite."""
+    runs = tuple(Run(seed, rate, strength) for rate, strength in settings for seed in SEEDS)
+    optimizer = "momentum" if beta else "sgd"
+    fleet = Fleet(runs, task.new_batch_size, task.batch_size, STEPS, optimizer, beta)
+    layers = Layers(*[[tensor.repeat(len(runs), 1, 1) for tensor in part] for part in (start.weights, start.biases)])
+    rates, strengths = (
+        torch.tensor([getattr(run, name) for run in runs]).view(-1, 1, 1) for name in ("learning_rate", "strength")
+    )
+    step, batches = make_optimizer(fleet, layers, rates), Minibatches(task, arrays, fleet)
+    worst = torch.zeros(len(runs), dtype=torch.float64)
+    for update in range(STEPS):
+        inputs, targets = batches(update)
+        step(gradient(layers, inputs, targets, strength=strengths, micro=task.batch_size))
+        if (update + 1) % LOOK_EVERY == 0:
+            worst = torch.maximum(worst, _losses(layers, arrays))
+    return [loss if loss == loss and loss < float("inf") else None for loss in worst.tolist()]
+
+
+def _losses(layers: Layers, arrays: Arrays) -> Tensor:
+    return torch.tensor(mean_losses(layers, *[part[:512] for part in arrays.train]), dtype=torch.float64)
+
+
+def grid(task: Task) -> dict[str, Any]:
+    arrays = load_task(task)
+    start, seen = starting_point(task, arrays)
+    assert seen.spectrum is not None
+    h, spread = seen.spectrum.largest, seen.spectrum.curvature_spread(task.batch_size)
+    loss = float(_losses(start, arrays)[0])
+    limit_of_loss = max(2 * loss, loss + 0.5)
+    rows = []
+    for beta in MOMENTA:
+        limit = stability_limit(momentum=beta)
+        rates = [share * limit / h for share in SHARES]
+        edges = {rate: largest_stable_strength(rate, h, momentum=beta, curvature_spread=spread) for rate in rates}
+        settings = [(rate, share * edges[rate]) for rate in rates for share in STRENGTHS]
+        worst = walk(task, arrays, start, settings, beta)
+        for number, (rate, strength) in enumerate(settings):
+            mine = worst[number * len(SEEDS) : (number + 1) * len(SEEDS)]
+            unstable = sum(found is None or found > limit_of_loss for found in mine)
+            rows.append(
+                {
+                    "momentum": beta,
+                    "learning_rate": rate,
+                    "strength": strength,
+                    "largest_stable_strength": edges[rate],
+                    "without_spread": largest_stable_strength(rate, h, momentum=beta),
+                    "share_of_limit": rate * (h + strength / 2 * (1 + spread**2) * h**2) / limit,
+                    "worst_losses": mine,
+                    "seen_unstable": unstable > len(SEEDS) / 2,
+                }
+            )
+    return {"largest_eigenvalue": h, "curvature_spread": spread, "starting_loss": loss, "rows": rows}
+
+
+def agreement(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Shares of settings where prediction and sight agree."""
+
+    def share(some: list[dict[str, Any]]) -> float:
+        return sum((row["share_of_limit"] > 1) == row["seen_unstable"] for row in some) / max(1, len(some))
+
+    clear = [row for row in rows if not 1 / CLEAR < row["share_of_limit"] < CLEAR]
+    return {"all": share(rows), "clear": share(clear), "settings": len(rows), "clear_settings": len(clear)}
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """One panel per task and momentum: settings seen stable and unstable, and the predicted edge between them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    tasks = found["tasks"]
+    figure, panels = plt.subplots(len(tasks), len(MOMENTA), figsize=(9, 4 * len(tasks)), squeeze=False)
+    for line, (name, task) in zip(panels, tasks.items(), strict=True):
+        for panel, beta in zip(line, MOMENTA, strict=True):
+            rows = [row for row in task["rows"] if row["momentum"] == beta]
+            for seen, colour, words in ((False, "tab:blue", "seen stable"), (True, "tab:red", "seen unstable")):
+                some = [row for row in rows if row["seen_unstable"] == seen]
+                x, y = [row["learning_rate"] for row in some], [row["strength"] for row in some]
+                panel.scatter(x, y, color=colour, label=words)
+            edges = sorted(
+                {(row["learning_rate"], row["largest_stable_strength"], row["without_spread"]) for row in rows}
+            )
+            rates, predicted, plain = zip(*edges, strict=True)
+            panel.plot(rates, predicted, "k-", label="predicted edge λ*")
+            panel.plot(rates, plain, "k:", label="λ* of the full batch's curvature alone")
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log", base=2)
+            panel.set_xlabel("learning rate ε")
+            panel.set_ylabel("strength λ")
+            panel.set_title(f"{name}, β = {beta:g}, λ_max = {task['largest_eigenvalue']:.3g}")
+    panels[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", type=Path, help="only draw the stored grid into this file")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if chosen.figure is not None:
+        draw(json.loads(RESULT.read_text()), chosen.figure)
+        print(f"wrote {chosen.figure}")
+        return
+    tasks = {}
+    for name in ("mnist1d", "digits"):
+        tasks[name] = grid(TASKS[name])
+        tasks[name]["agreement"] = agreement(tasks[name]["rows"])
+        print(name, tasks[name]["agreement"], flush=True)
+    write_atomically(RESULT, json.dumps({"provenance": provenance(), "tasks": tasks}, indent=1) + "\n")
+    print(f"wrote {RESULT.name}")
+
+
+if __name__ == "__main__":
+    main()
