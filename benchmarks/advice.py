@@ -25,9 +25,9 @@ Rules, written before any of the judged runs:
   examples; the search and SAM's tuning train with seed 101 and are judged on the validation split. SAM is tuned over
   radii 0.05 … 0.4 and the rates ε and 2ε, at half length.
 - The score of a run is its test accuracy after `updates` updates, the same number for all arms ("equal updates": a
-  large batch then sees B'/B times the epochs). Beside it stand the accuracy after updates/(B'/B) updates ("equal epochs")
-  and that after updates/p updates, p what a step costs beside a plain one at B' ("equal time"). Rates are constant, so all
-  three are points of the same run.
+  large batch then sees B'/B times the epochs). Beside it stand the accuracies after updates/(B'/B) updates ("equal
+  epochs") and after updates/p updates, p what a step costs beside a plain one at B' ("equal time"). Rates are constant,
+  so all three are points of the same run.
 - A run that diverges counts with the accuracy that it ends at, and is counted apart.
 - What a large batch loses is small − same, paired by seed, with Student's 95 % interval. Where its lower end is above
   zero, "wins back 90 %" is judged by the paired d = arm − same − 0.9 (small − same): agrees when the interval of its
