@@ -65,8 +65,8 @@ def with_validation(data: Data, run: RunSpec) -> Data:
     if left < FEWEST:
         most = (len(data.train_inputs) - FEWEST) // run.batch_size * run.batch_size
         raise InputError(
-            f"train_size {run.train_size} leaves {max(0, left)} of {len(data.train_inputs)} training examples to choose "
-            f"a strength on; expected at least {FEWEST}. Use train_size={most}."
+            f"train_size {run.train_size} leaves {max(0, left)} of {len(data.train_inputs)} training examples to "
+            f"choose a strength on; expected at least {FEWEST}. Use train_size={most}."
         )
     held_out = (data.train_inputs[run.train_size :], data.train_targets[run.train_size :])
     return Data(data.train_inputs, data.train_targets, *held_out)
