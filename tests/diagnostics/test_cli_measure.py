@@ -109,3 +109,28 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file({"0.weight": torch.zeros(3, 3)}, tmp_path / "w.safetensors")
     result = CliRunner().invoke(app, ["measure", *SMALL, "--weights", str(tmp_path / "w.safetensors")])
     assert "does not fit the model; expected 0.weight (8, 40)" in str(result.exception)
+
+
+def test_advise_refuses_before_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr("tacit.diagnostics.measure", measured)
+    move = ["--learning-rate", "0.1", "--batch-size", "4"]
+    for wrong, said in (
+        (["--new-batch-size", "100"], "new_batch_size=100 with 64 examples"),
+        (["--new-batch-size", "32", "--momentum", "1"], "momentum=1.0; expected 0 <= momentum < 1"),
+        ([], "nothing to match"),
+    ):
+        result = CliRunner().invoke(app, ["advise", *SMALL, *move, *wrong])
+        assert isinstance(result.exception, tacit.InputError)
+        assert said in str(result.exception)
+
+
+def test_advise_names_the_price_and_the_edge() -> None:
+    move = ["--learning-rate", "0.01", "--batch-size", "4", "--new-batch-size", "32", "--momentum", "0.9"]
+    result = CliRunner().invoke(app, ["advise", *SMALL, *move])
+    assert result.exit_code == 0, result.output
+    assert "λ*" in result.output
+    assert "plain steps" in result.output
+    assert "plain steps" not in CliRunner().invoke(app, ["advise", *SMALL, *move, "--no-price"]).output

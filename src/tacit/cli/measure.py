@@ -11,6 +11,7 @@ from tacit._errors import InputError
 from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
+    from tacit.advice import Advice
     from tacit.diagnostics import Measurement
     from tacit.problem import Problem
 
@@ -88,6 +89,7 @@ def advise(
     confidence: Confidence = 0.95,
     seed: Seed = 0,
     stability: Annotated[bool, typer.Option(help="Measure the largest Hessian eigenvalue too: tens of passes.")] = True,
+    price: Annotated[bool, typer.Option(help="Time the advised step and its cheaper equals, about a second.")] = True,
     regime: Annotated[bool, typer.Option("--regime", help="Add the regime report at ε and B.")] = False,
     json: Json = None,
 ) -> None:
@@ -128,9 +130,18 @@ def advise(
         every=every,
     )
     print(advice)
+    _print_price(advice, posed, wanted=price)
     if regime:
         print(_regime(posed, learning_rate, batch_size))
     _write(json, advice.to_json())
+
+
+def _print_price(advice: Advice, posed: Problem, *, wanted: bool) -> None:
+    """What the advised penalty costs, where there is one."""
+    size = advice.new_batch_size
+    penalised = advice.decided and advice.strength is not None and advice.strength.value > 0
+    if wanted and penalised and size % advice.micro_batch_size == 0:
+        print(advice.price(posed.model, posed.loss_fn, posed.inputs[:size], posed.targets[:size]))
 
 
 def _measure(
