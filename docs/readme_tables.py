@@ -11,6 +11,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "benchmarks" / "results" / "bench.json"
 ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
+LARGE_BATCH = ROOT / "benchmarks" / "results" / "large_batch.json"
+EDGE = ROOT / "benchmarks" / "results" / "edge.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 RESULTS = ROOT / "docs" / "results"
 IMAGES = {"cifar10-small": "CIFAR-10", "fashion-mnist-small": "Fashion-MNIST"}
@@ -32,6 +34,21 @@ ARMS = {
     "linear": "linearly scaled rate",
     "matched": "advised rate",
     "penalty": "advised strength",
+}
+LARGE_BATCH_ARMS = {
+    "small": "small batch, tuned rate",
+    "same": "same rate",
+    "scaled": "scaled rate",
+    "matched": "advised rate",
+    "advised": "advised strength",
+    "searched": "searched strength",
+    "every-2": "advised strength, every 2nd step",
+    "every-4": "advised strength, every 4th step",
+    "every-8": "advised strength, every 8th step",
+    "micro-4x": "advised strength, micro-batches 4 times as large",
+    "whole-batch": "advised strength, no micro-batches",
+    "sam": "SAM, radius and rate tuned",
+    "sam-4": "SAM on every 4th step",
 }
 WAYS = {
     "factors": "the pass for Γ",
@@ -152,6 +169,54 @@ def _diverged(entry: dict[str, Any], found: dict[str, Any]) -> str:
     return f"{entry['diverged']} of {len(found['seeds'])}"
 
 
+def large_batch() -> str:
+    """Every task and optimizer of benchmarks/advice.py: one row per way, what was lost above it."""
+    if not LARGE_BATCH.exists():
+        return "Not recorded yet: `python benchmarks/advice.py --task mnist1d`."
+    parts = []
+    for name, found in _large_batch().items():
+        seeds = len(found["seeds"])
+        parts += [f"**{name}**, {seeds} seeds; lost {_points(found['lost'])} points.", ""]
+        parts += [
+            "| way | B | ε | λ or ρ | equal updates | equal epochs | equal time | price | won back | diverged |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for arm, words in LARGE_BATCH_ARMS.items():
+            if arm in found["arms"]:
+                parts.append(_large_batch_row(words, found["arms"][arm]))
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _large_batch() -> dict[str, Any]:
+    return {name: found for name, found in json.loads(LARGE_BATCH.read_text()).items() if name != "provenance"}
+
+
+def _large_batch_row(words: str, entry: dict[str, Any]) -> str:
+    amount = entry["strength"] or entry["radius"] or 0
+    cells = [words, str(entry["batch_size"]), f"{entry['learning_rate']:.4g}", f"{amount:.3g}"]
+    cells += [_percent(entry[key]) if key in entry else "" for key in ("equal_updates", "equal_epochs", "equal_time")]
+    cells.append("" if entry["price"] is None else f"{entry['price']:.2f}")
+    verdict = entry.get("verdict")
+    share = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""
+    cells.append("" if verdict is None else f"{share}{verdict['claim']}: {verdict['outcome']}")
+    return _row([*cells, f"{entry['diverged']} of {entry['seeds']}"])
+
+
+def edge() -> str:
+    """Agreement of the predicted edge with what was seen, from benchmarks/edge.py."""
+    lines = [
+        "| task | λ_max | scatter s | settings | prediction and sight agree | farther than 1.5 from the edge | agree |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, task in json.loads(EDGE.read_text())["tasks"].items():
+        found = task["agreement"]
+        cells = [name, f"{task['largest_eigenvalue']:.3g}", f"{task['curvature_spread']:.2f}", str(found["settings"])]
+        cells += [f"{100 * found['all']:.0f} %", str(found["clear_settings"]), f"{100 * found['clear']:.0f} %"]
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
 def measuring() -> str:
     """What per-example norms cost, from benchmarks/measure.py: time and memory in plain gradient passes."""
     if not MEASURE.exists():
@@ -186,6 +251,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "advice-mnist1d": lambda: advice_in_full("mnist1d"),
         "advice-fashion": lambda: advice_in_full("fashion"),
     },
+    "docs/large-batch.md": {"large-batch": large_batch, "edge": edge},
 }
 
 

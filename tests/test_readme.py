@@ -20,7 +20,7 @@ def tables() -> Any:
     return module
 
 
-PAGES = ["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/diagnostics.md"]
+PAGES = ["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/diagnostics.md", "docs/large-batch.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
