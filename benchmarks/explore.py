@@ -20,7 +20,7 @@ from tacit._files import write_atomically
 from tacit._provenance import provenance
 from tacit.explore import explore_page
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "explore"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from chromium import evaluate
 
 RESULT = Path(__file__).parent / "results" / "explore.json"

@@ -23,6 +23,7 @@ LAYERS = [
             "_graph",
             "_lanczos",
             "_own_code",
+            "_page_files",
             "_parsing",
             "_precision",
             "_provenance",
@@ -33,14 +34,15 @@ LAYERS = [
     {"batching", "edges", "problem", "schedules", "sinks"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"advice", "studies"},
-    {"report", "integrations", "bench", "explore"},
+    {"report", "integrations", "bench"},
+    {"explore", "watch"},
     {"cli", "lightning", "transformers"},
 ]
 ROOMS = ["data", "describe", "train", "execute", "store"]  # of studies/, then its own files: plan, runner, cost, …
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHOUT_TORCH = [
     *["tacit", "tacit.cli", "tacit.report"],
-    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.build"],
+    *["tacit.studies.describe.spec", "tacit.studies.store.folder", "tacit.report.build", "tacit.watch.server"],
 ]
 
 

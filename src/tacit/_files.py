@@ -5,32 +5,41 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tacit._errors import TacitError
 
 
 def write_atomically(path: Path, content: bytes | str, *, sync: bool = False) -> Path:
-    """Write to a temporary name in the same folder, then rename; `sync` also waits until the disk has the bytes.
+    """Write to a temporary name in the same folder, then rename; `sync` also waits until the disk has the bytes."""
+    data = content.encode() if isinstance(content, str) else content
+    with replacing(path) as temporary, open(temporary, "xb") as handle:
+        handle.write(data)
+        if sync:
+            handle.flush()
+            os.fsync(handle.fileno())
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder; what is written there takes the place of `path` at the end, or never.
 
     The temporary name holds the process number, so two processes that write the same file do not mix their bytes.
     """
-    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody put there
-        with open(temporary, "xb") as handle:
-            handle.write(data)
-            if sync:
-                handle.flush()
-                os.fsync(handle.fileno())
+        yield temporary
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise write_error(path, error) from None
-    return path
+        if isinstance(error, OSError):
+            raise write_error(path, error) from None
+        raise
 
 
 def write_error(path: Path, error: OSError) -> TacitError:

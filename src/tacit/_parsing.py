@@ -6,14 +6,16 @@ reading costs bounded memory and ends in a value or in an exception that the cal
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MEGABYTE = 2**20
 MOST_CONTAINERS = 100_000  # an empty list costs 2 bytes of text and 64 of memory: brackets are counted before parsing
@@ -26,8 +28,26 @@ MOST_BITS = 1000  # of an integer in TOML: it can still be printed, and made a f
 def read_bounded(path: Path, *, most: int) -> bytes:
     """The bytes of a regular file of at most `most` bytes; ValueError for any other, OSError as the system says.
 
-    Pipes and devices are refused: they may never end, or keep a reader waiting for ever. Memory is asked for the bytes
-    that the file has and no more, whatever `most` allows; too little of it is an OSError too.
+    Memory is asked for the bytes that the file has and no more, whatever `most` allows; too little of it is an OSError
+    too.
+    """
+    try:
+        with open_regular(path) as (opened, size):
+            if size > most:
+                raise ValueError(f"has {size} bytes; expected at most {most}")
+            content = opened.read(size + 1)
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "no memory for its bytes") from None
+    if len(content) != size:
+        raise OSError(errno.EBUSY, "it changed while it was read")
+    return content
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """A regular file, open for reading, and its size. Folders are an OSError.
+
+    Pipes and devices are a ValueError: they may never end, or keep a reader waiting for ever.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
@@ -36,17 +56,10 @@ def read_bounded(path: Path, *, most: int) -> bytes:
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is not a regular file")
-        if found.st_size > most:
-            raise ValueError(f"has {found.st_size} bytes; expected at most {most}")
         with open(handle, "rb", closefd=False) as opened:
-            content = opened.read(found.st_size + 1)
-    except MemoryError:
-        raise OSError(errno.ENOMEM, "no memory for its bytes") from None
+            yield opened, found.st_size
     finally:
         os.close(handle)
-    if len(content) != found.st_size:
-        raise OSError(errno.EBUSY, "it changed while it was read")
-    return content
 
 
 def parse_json(content: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from made_folders import finish, make_folder, rates_study
 from tacit.cli import main
 
 STUDY = """
@@ -39,11 +40,14 @@ def is_one_sentence(message: str) -> bool:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a file where a folder is expected, a folder where a file is expected, and a small study."""
+    """A folder with a file where a folder is expected, folders where files are expected, a study and its rows."""
     (tmp_path / "file").write_text("not a folder")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "folder.html").mkdir()
     (tmp_path / "study.toml").write_text(STUDY)
+    folder, ((fleet, *_),) = make_folder(tmp_path / "runs", [rates_study(rates=2)])
+    finish(folder, fleet)
     return tmp_path
 
 
@@ -71,6 +75,19 @@ COMMANDS = {
     "figures planned into a file": ("reproduce", "--dry-run", "--into", "study.toml"),
     "a report of a file": ("report", "study.toml"),
     "rows from a file": ("explore", "--rows", "study.toml"),
+    "a wide model": ("measure", "--width", "100000", "--depth", "4", "--train-size", "32"),
+    "a study of wide models": ("run", "study.toml", "width=100000", "depth=4", "--into", "wide"),
+    "a report into a folder": ("report", "runs", "--out", "folder.html"),
+    "a report below a file": ("report", "runs", "--out", "file/a.html"),
+    "a report that exports into a file": ("report", "runs", "--export", "file"),
+    "a table into a folder": ("export", "runs", "--csv", "folder.json"),
+    "a table below a file": ("export", "runs", "--csv", "file/a.csv"),
+    "a page where nothing can be written": ("explore", "--into", "/proc/a.html"),
+    "numbers where nothing can be written": ("verify", "--problem", "quadratic", "--json", "/proc/a.json"),
+    "a study copied below a file": ("studies", "copy", "mnist1d/quick/rates", "--into", "file"),
+    "a file packed": ("pack", "study.toml"),
+    "the status of a file": ("status", "study.toml"),
+    "a job into a file": ("slurm-script", "study.toml", "--into", "study.toml"),
 }
 
 
@@ -78,9 +95,12 @@ COMMANDS = {
 def test_what_cannot_be_written_is_one_sentence(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "/proc/" in " ".join(COMMANDS[name]) and not Path("/proc/self").exists():
+        pytest.skip("no /proc here: a folder that not even an administrator can write to")
     monkeypatch.chdir(place)
     code = run(monkeypatch, *COMMANDS[name])
     message = capsys.readouterr().err
     assert is_one_sentence(message), message
     assert code == 2
     assert (place / "study.toml").read_text() == STUDY
+    assert (place / "file").read_text() == "not a folder"

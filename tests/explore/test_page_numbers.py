@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from chromium import evaluate
 from torch import Tensor, nn
 
+from chromium import evaluate
 from tacit import theory
 from tacit.batching import all_orders
 from tacit.edges import largest_stable_curvature

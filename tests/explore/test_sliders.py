@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from chromium import evaluate
-
 from tacit.explore import explore_page
 
 # Moves each slider to both ends, chooses each order, presses each button, and draws; counts what changed the canvas.

@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 def explore(
     rows: Annotated[
         list[Path] | None,
-        typer.Option(help="A folder of `tacit run` or `tacit reproduce`: show its batch sizes on ε/B. Repeatable."),
+        typer.Option(
+            help="A folder of `tacit run` or `tacit reproduce`: show its batch sizes on ε/B and λ/B. Repeatable."
+        ),
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Write the page to this file (html); without it, it opens in a browser.")

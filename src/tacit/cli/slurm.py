@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli._output_file import check_output_folder
 from tacit.cli._study_options import Into, Overrides, StudyFile
 
 
@@ -44,6 +45,7 @@ def slurm_script(
     from tacit.studies.describe.study import load_study
     from tacit.studies.execute.slurm import Job, script
 
+    check_output_folder("--into", into)
     study = load_study(find_study_file(file), overrides=overrides or [])
     job = Job(
         nodes=nodes, time=time, partition=partition, account=account, cpus=cpus, gpus=gpus, setup=tuple(setup or ())

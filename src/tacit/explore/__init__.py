@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
-_INCLUDE = re.compile(r"^/\* include ([\w.-]+) \*/$", re.MULTILINE)
+from tacit._page_files import page_text
 
 
 def explore_page() -> str:
@@ -16,23 +14,15 @@ def explore_page() -> str:
     >>> "/* include" in explore_page()
     False
     """
-    return _page("explore.html")
+    return page_text(__name__, "explore.html")
 
 
 def collapse_page(rows: list[Mapping[str, Any]]) -> str:
-    """The page on which the curves of several batch sizes move together when ε becomes ε/B, with these rows inside.
+    """The page on which curves of several batch sizes move together when ε becomes ε/B, or λ becomes λ/B.
 
-    Rows are those of a study folder; see `collapse_runs` for which of them are shown.
+    Rows are those of a study folder; see `collapse_sweeps` for which of them are shown. Distances between the curves
+    are those of `tacit.report.collapse_score`.
     """
-    from tacit.explore.collapse import as_json, collapse_runs
+    from tacit.explore.collapse import as_json, collapse_sweeps
 
-    return _page("collapse.html").replace("/* data */", as_json(collapse_runs(rows)))
-
-
-def _page(name: str) -> str:
-    """The page with its style and its scripts put in their places."""
-    return _INCLUDE.sub(lambda found: _text(found[1]), _text(name))
-
-
-def _text(name: str) -> str:
-    return (resources.files(__name__) / name).read_text(encoding="utf-8")
+    return page_text(__name__, "collapse.html").replace("/* data */", as_json(collapse_sweeps(rows)))

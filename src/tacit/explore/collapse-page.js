@@ -1,11 +1,9 @@
 // The page of the collapse: two pictures and one slider.
 
 const $ = (id) => document.getElementById(id);
-const points = pointsOf(DATA.runs);
-const sizes = [...new Set(points.map((point) => point.batchSize))];
+let [sweep, points, sizes, GAPS] = [null, [], [], []];
 const PALETTE = ["c-sgd", "c-mean", "c-gd", "c-commutator", "c-flow", "c-edge"];
 const colourOf = (size) => PALETTE[sizes.indexOf(size) % PALETTE.length];
-const GAPS = Array.from({ length: 51 }, (_, i) => ({ share: i / 50, gap: gap(points, i / 50) }));
 const percent = (x, digits = 1) => `${(100 * x).toFixed(digits)} %`;
 const superscript = (k) => String(k).replace(/[-0-9]/g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
 let share = 0;
@@ -45,13 +43,15 @@ function frame({ pen, width, height, colour }, xs, ys, xTicks, yTicks, title) {
 }
 
 const titleOf = () =>
-  share === 0 ? "learning rate ε" : share === 1 ? "learning rate over batch size ε/B" : `ε / B to the power ${share.toFixed(2)}`;
+  share === 0 ? `${sweep.words} ${sweep.symbol}` : share === 1 ? `${sweep.words} over batch size ${sweep.ratioSymbol}`
+    : `${sweep.symbol} / B to the power ${share.toFixed(2)}`;
+const drawn = () => points.filter((point) => point.runs.length);
 
 function drawAccuracies() {
   const sheet = prepare($("accuracies"));
-  const places = points.map((point) => exponent(point, share));
+  const places = drawn().map((point) => exponent(point, share));
   const xs = [Math.min(...places) - 0.4, Math.max(...places) + 0.4];
-  const values = DATA.runs.map((run) => run.accuracy);
+  const values = drawn().flatMap((point) => point.runs.map((run) => run.accuracy));
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const ys = [low - 0.06 * (high - low), high + 0.06 * (high - low)];
   const stride = Math.max(1, Math.ceil((xs[1] - xs[0]) / (sheet.width / 52)));
@@ -63,13 +63,18 @@ function drawAccuracies() {
   const { x, y } = frame(sheet, xs, ys, xTicks, yTicks, titleOf());
   const { pen, colour } = sheet;
   for (const size of sizes) {
-    const curve = points.filter((point) => point.batchSize === size);
+    const curve = drawn().filter((point) => point.batchSize === size).sort((p, q) => p.x - q.x);
     pen.strokeStyle = pen.fillStyle = colour(colourOf(size));
     pen.lineWidth = 2.6;
     pen.lineJoin = "round";
-    pen.beginPath();
-    curve.forEach((point, i) => pen[i ? "lineTo" : "moveTo"](x(exponent(point, share)), y(point.accuracy)));
-    pen.stroke();
+    curve.slice(1).forEach((point, i) => {
+      pen.globalAlpha = point.counts && curve[i].counts ? 1 : 0.3;
+      pen.beginPath();
+      pen.moveTo(x(exponent(curve[i], share)), y(heightOf(curve[i])));
+      pen.lineTo(x(exponent(point, share)), y(heightOf(point)));
+      pen.stroke();
+    });
+    pen.globalAlpha = 1;
     pen.lineWidth = 1.6;
     for (const point of curve)
       for (const run of point.runs) {
@@ -80,7 +85,7 @@ function drawAccuracies() {
           pen.stroke();
         } else {
           pen.arc(px, py, 3, 0, 2 * Math.PI);
-          pen.globalAlpha = 0.55;
+          pen.globalAlpha = point.counts ? 0.55 : 0.2;
           pen.fill();
           pen.globalAlpha = 1;
         }
@@ -90,11 +95,12 @@ function drawAccuracies() {
 
 function drawGaps() {
   const sheet = prepare($("gaps"));
-  const most = Math.max(...GAPS.map((entry) => entry.gap)) * 1.1;
+  if (!GAPS.length) return void sheet.pen.fillText("Too few points of different curves lie over each other.", 8, 20);
+  const most = Math.max(...GAPS.map((entry) => entry.gap), 1e-4) * 1.1;
   const tick = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05].find((size) => most / size <= 4) ?? 0.1;
   const yTicks = [];
   for (let v = 0; v <= most; v += tick) yTicks.push([v, (100 * v).toFixed(tick < 0.001 ? 2 : 1)]);
-  const xTicks = [[0, "ε"], [1, "ε/B"]];
+  const xTicks = [[0, sweep.symbol], [1, sweep.ratioSymbol]];
   const { x, y } = frame(sheet, [0, 1], [0, most], xTicks, yTicks, "points of test accuracy");
   const { pen, colour } = sheet;
   pen.strokeStyle = colour("ink");
@@ -104,7 +110,7 @@ function drawGaps() {
   pen.stroke();
   pen.fillStyle = colour("c-mean");
   pen.beginPath();
-  pen.arc(x(share), y(gap(points, share)), 6, 0, 2 * Math.PI);
+  pen.arc(x(share), y(gap(points, share) ?? 0), 6, 0, 2 * Math.PI);
   pen.fill();
 }
 
@@ -112,9 +118,11 @@ function draw() {
   const began = performance.now();
   drawAccuracies();
   drawGaps();
-  const here = (value) => (100 * gap(points, value)).toFixed(2);
+  const here = (value) => (gap(points, value) === null ? "unknown" : (100 * gap(points, value)).toFixed(2));
+  const { ratio } = sweep.report;
   $("reading").textContent =
-    `Here: ${here(share)} points. Against ε: ${here(0)}, against ε/B: ${here(1)} (${scoredPoints(points).length} points count).`;
+    `Here: ${here(share)} points. Against ${sweep.symbol}: ${here(0)}, against ${sweep.ratioSymbol}: ${here(1)} ` +
+    `(${scoredPoints(points).length} points count).` + (ratio === null ? "" : ` The second over the first: ${ratio}; 0 is a perfect collapse.`);
   $("share").setAttribute("aria-valuetext", titleOf());
   $("latency").textContent = `The slider was answered in ${(performance.now() - began).toFixed(0)} ms.`;
 }
@@ -138,10 +146,32 @@ function setTheme(name) {
   draw();
 }
 
-$("facts").textContent = DATA.facts;
-$("legend").innerHTML = sizes
-  .map((size) => `<li><svg aria-hidden="true"><path d="M1 7H25" stroke="var(--${colourOf(size)})" stroke-width="3"/></svg> B = ${size}</li>`)
-  .join("");
+const heightOf = (point) => point.runs.reduce((sum, run) => sum + run.accuracy, 0) / point.runs.length;
+
+// Rates without a penalty, or strengths: the other axis starts at the same end of the slider.
+function chooseSweep(number) {
+  sweep = DATA.sweeps[number];
+  points = sweep.points;
+  sizes = [...new Set(points.map((point) => point.batchSize))].sort((a, b) => a - b);
+  GAPS = Array.from({ length: 51 }, (_, i) => ({ share: i / 50, gap: gap(points, i / 50) })).filter((entry) => entry.gap !== null);
+  $("facts").textContent = sweep.facts;
+  $("to-rate").textContent = sweep.symbol;
+  $("to-ratio").textContent = sweep.ratioSymbol;
+  $("share").setAttribute("aria-label", `Axis: from ${sweep.symbol} to ${sweep.ratioSymbol}`);
+  $("legend").innerHTML = sizes
+    .map((size) => `<li><svg aria-hidden="true"><path d="M1 7H25" stroke="var(--${colourOf(size)})" stroke-width="3"/></svg> B = ${size}</li>`)
+    .join("");
+  [...$("sweeps").children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
+}
+
+DATA.sweeps.forEach(({ words, symbol, ratioSymbol }, number) => {
+  const button = document.createElement("button");
+  button.textContent = `${words}: ${symbol} or ${ratioSymbol}`;
+  button.addEventListener("click", () => (chooseSweep(number), draw()));
+  $("sweeps").append(button);
+});
+$("sweeps").hidden = DATA.sweeps.length < 2;
+chooseSweep(0);
 $("share").addEventListener("input", (event) => {
   share = Number(event.target.value);
   draw();

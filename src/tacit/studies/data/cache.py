@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tacit._errors import TacitError
+from tacit._files import replacing
 from tacit.studies.data.facts import ARRAYS, Data
 
 if TYPE_CHECKING:
@@ -50,14 +52,8 @@ def write_arrays(path: Path, data: Data, *, source: str | None = None) -> None:
 
     arrays = {name: np.ascontiguousarray(getattr(data, name)) for name in ARRAYS}
     facts = {"sha256": arrays_sha256(arrays)} | ({"source": source} if source else {})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(TacitError, SafetensorError), replacing(path) as temporary:
         save_file(arrays, temporary, metadata=facts)
-        temporary.replace(path)
-    except (OSError, SafetensorError):
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:

@@ -21,7 +21,9 @@ from tacit.studies.store.rows import (
     read_fleet,
     read_meta,
     read_or_damage,
+    unreadable_is_not_damage,
 )
+from tacit.studies.train import checkpoint
 
 MOST_CHECKPOINT_BYTES = 4096 * MEGABYTE  # a checkpoint holds a fleet's parameters
 # What an empty checkpoint file is read as: it is damaged, and no bytes would mean that there is no file.
@@ -79,6 +81,17 @@ class FleetFiles:
         if isinstance(content, Damage):
             raise TacitError(f"{path} {content}; move it away to train its fleet from the start.")
         return EMPTY if content == b"" else content
+
+    def checkpoint_state(self, fleet: str) -> dict[str, Any] | None:
+        """What a checkpoint says about its progress, unchecked and without its tensors; None when there is none."""
+        path = self.checkpoint_path(fleet)
+        with unreadable_is_not_damage(path):
+            try:
+                return checkpoint.peek_file(path)
+            except ABSENT:
+                return None
+            except ValueError as error:
+                raise TacitError(f"{path} {error}; move it away to train its fleet from the start.") from None
 
     def write_checkpoint(self, fleet: str, content: bytes) -> None:
         """Replace the checkpoint. One that could not be read again is refused, and the last good one stays."""

@@ -69,6 +69,11 @@ class Contents:
     damaged: dict[Path, Damage] = field(default_factory=dict)
     unreadable: dict[Path, TacitError] = field(default_factory=dict)
 
+    def rows_of(self, runs: Iterable[RunSpec]) -> list[Row]:
+        """The rows of those runs that are finished, in their order; every spec has every key."""
+        rows = (self.rows.get(run.hash) for run in runs)
+        return [{**row, "spec": {**LATER, **row["spec"]}} for row in rows if row is not None]
+
 
 class ResultsFolder(FleetFiles):
     """Paths, reads and atomic writes of one folder. Writing needs `locked()`. A file of rows is read once."""
@@ -77,6 +82,7 @@ class ResultsFolder(FleetFiles):
         super().__init__(_roots(path))
         self.path = path
         self._read: dict[Path, tuple[object, RowFile]] = {}  # by file: when it was changed, and what it holds
+        self._damage: dict[Path, tuple[object, Damage]] = {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -86,6 +92,10 @@ class ResultsFolder(FleetFiles):
 
     def is_locked(self) -> bool:
         return lock.is_held(self.path)
+
+    def lock_holder(self) -> lock.Holder | None:
+        """The process that writes here, or that was killed while it did; no lock is taken."""
+        return lock.holder(self.path)
 
     # -- studies --------------------------------------------------------------------------------------------------
     def study_path(self, name: str) -> Path:
@@ -114,7 +124,8 @@ class ResultsFolder(FleetFiles):
         """
         path = self.study_path(study.name)
         before, recorded = self._recorded(study)
-        fleets = self._packing(study, recorded)
+        finished = self._readable()
+        fleets = self._packing(study, recorded, finished)
         for fleet in recorded:
             if fleet not in fleets:
                 self._forget(fleet)
@@ -123,15 +134,17 @@ class ResultsFolder(FleetFiles):
         encoded = json_file({**content, "fleets_sha256": digest(listed)})
         if encoded != before:
             self.write(path, encoded)
-        return self._left(fleets)
+        return self._left(fleets, finished)
 
-    def unfinished(self, study: Study) -> list[Fleet]:
-        """The fleets that `open_for` would return; nothing is written."""
-        return self._left(self._packing(study, self._recorded(study)[1]))
+    def unfinished(self, study: Study, finished: Contents | None = None) -> list[Fleet]:
+        """The fleets that `open_for` would return; nothing is written. `finished` is what `contents` gave before."""
+        finished = finished or self._readable()
+        return self._left(self._packing(study, self._recorded(study)[1], finished), finished)
 
-    def _left(self, fleets: Sequence[Fleet]) -> list[Fleet]:
-        finished = self._readable().rows
-        left = [fleet for fleet in fleets if fleet.runs[0].hash not in finished]  # all runs of a fleet end together
+    def _left(self, fleets: Sequence[Fleet], finished: Contents) -> list[Fleet]:
+        left = [
+            fleet for fleet in fleets if fleet.runs[0].hash not in finished.rows
+        ]  # all runs of a fleet end together
         return sorted(left, key=lambda fleet: (-fleet.cost, fleet.id))
 
     def _recorded(self, study: Study) -> tuple[bytes | None, list[Fleet]]:
@@ -151,14 +164,13 @@ class ResultsFolder(FleetFiles):
         known = [each for each in split if each and len(each) == len(runs.keys() & each)]
         return content if isinstance(content, bytes) else None, [Fleet(tuple(runs[h] for h in each)) for each in known]
 
-    def _packing(self, study: Study, recorded: Sequence[Fleet]) -> list[Fleet]:
+    def _packing(self, study: Study, recorded: Sequence[Fleet], finished: Contents) -> list[Fleet]:
         """Fleets of the study: recorded ones, those begun before packings were recorded, and the rest packed now."""
-        finished = self._readable().rows
         candidates = list(recorded)
         if not recorded:
             whole = pack(study.runs)
             candidates = whole if any(self.has_begun(fleet.id) for fleet in whole) else []
-        kept, missing = [], {run.hash: run for run in study.runs if run.hash not in finished}
+        kept, missing = [], {run.hash: run for run in study.runs if run.hash not in finished.rows}
         for fleet in candidates:
             left = [run for run in fleet.runs if run.hash in missing]
             if len(left) in (0, len(fleet.runs)):  # otherwise another study has trained a part of it
@@ -177,12 +189,16 @@ class ResultsFolder(FleetFiles):
             shown = path / "rows.jsonl" if read is read_fleet else path
             try:
                 stamp = _stamp([shown, path / "meta.json"] if read is read_fleet else [path])
-                held = self._read.get(path)
-                got = held[1] if held is not None and held[0] == stamp else read(path)
+                if stamp[0] is None:  # a fleet that is not finished
+                    continue
+                known = (self._read.get(path), self._damage.get(path))
+                held = [each[1] for each in known if each is not None and each[0] == stamp]
+                got = held[0] if held else read(path)
             except TacitError as error:
                 found.unreadable[shown] = error
                 continue
             if isinstance(got, Damage):
+                self._damage[path] = (stamp, got)
                 found.damaged[shown] = got
             elif got is not None:
                 self._read[path] = (stamp, got)
@@ -205,8 +221,7 @@ class ResultsFolder(FleetFiles):
         found = self._readable()
         for path, damage in found.damaged.items():
             raise TacitError(f"{path} {damage}; `tacit run` on this folder trains those runs again.")
-        rows = (found.rows.get(run.hash) for run in runs)
-        return [{**row, "spec": {**LATER, **row["spec"]}} for row in rows if row is not None]
+        return found.rows_of(runs)
 
     def metas_of(self, runs: Iterable[RunSpec]) -> list[Meta]:
         """The facts of every fleet that trained one of these runs, each once."""

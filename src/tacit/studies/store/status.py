@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tacit._counted import counted
 from tacit._errors import TacitError
+from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import ResultsFolder, results_folders
 from tacit.studies.train import checkpoint
@@ -85,24 +86,47 @@ def _study_status(
 ) -> Status:
     """`unreadable` gets a sentence for each checkpoint that cannot be read now."""
     states: Counter[str] = Counter()
-    failed, left = [], 0.0
+    failed, left, running = [], 0.0, folder.is_locked()
     for fleet in fleets:
-        try:
-            content = folder.read_checkpoint(fleet.id)
-        except TacitError as error:  # the others can still be counted
-            states["unreadable"] += 1
-            unreadable.append(str(error))
-            content = None
-        else:
-            failure = folder.failure(fleet.id)
-            begun = content or (folder.is_locked() and folder.has_begun(fleet.id))
-            states["failed" if failure else "under way" if begun else "waiting"] += 1
-            if failure is not None:
-                failed.append(f"fleet {fleet.id}, {last_line(failure)}; `tacit run` tries it again")
-        left += (1 - checkpoint.share_done(content or b"")) * sum(Fleet((run,)).cost for run in fleet.runs)
-    whole = sum(Fleet((run,)).cost for run in study.runs)
-    done = 1 - left / whole if fleets else sum(rows.values()) / len(study.runs)
+        found = fleet_progress(folder, fleet.id, running=running)
+        states[found.state] += 1
+        if found.unreadable:
+            unreadable.append(found.unreadable)
+        if found.failure is not None:
+            failed.append(f"fleet {fleet.id}, {last_line(found.failure)}; `tacit run` tries it again")
+        left += (1 - found.done) * work_of(fleet.runs)
+    done = 1 - left / work_of(study.runs) if fleets else sum(rows.values()) / len(study.runs)
     return Status(study.name, study.question, len(study.runs), rows, states, done, tuple(failed))
+
+
+def work_of(runs: Sequence[RunSpec]) -> float:
+    """The work of runs in millions of operations, however they are packed."""
+    return sum(Fleet((run,)).cost for run in runs)
+
+
+@dataclass(frozen=True)
+class FleetProgress:
+    """How far an unfinished fleet is. `checkpoint` is the state of its last one, unchecked, empty without one."""
+
+    state: str  # waiting, under way, failed, unreadable
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    failure: dict[str, Any] | None = None
+    unreadable: str = ""
+
+    @property
+    def done(self) -> float:
+        return checkpoint.share_in(self.checkpoint)
+
+
+def fleet_progress(folder: ResultsFolder, fleet: str, *, running: bool) -> FleetProgress:
+    """The progress of an unfinished fleet from its files; `running` says whether a process trains in this folder."""
+    try:
+        state = folder.checkpoint_state(fleet)
+    except TacitError as error:  # the others can still be counted
+        return FleetProgress("unreadable", unreadable=str(error))
+    failure = folder.failure(fleet)
+    begun = state is not None or (running and folder.has_begun(fleet))
+    return FleetProgress("failed" if failure else "under way" if begun else "waiting", state or {}, failure)
 
 
 def last_line(failure: dict[str, Any]) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit._errors import TacitError
-from tacit._parsing import MEGABYTE, parse_json
+from tacit._parsing import MEGABYTE, open_regular, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +60,16 @@ def peek(content: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def peek_file(path: Path) -> dict[str, Any]:
+    """`peek` of a file, of which only the header is read: its tensors may be gigabytes."""
+    with open_regular(path) as (opened, size):
+        length = int.from_bytes(opened.read(8), "little")
+        if length > min(MOST_HEADER, size - 8):
+            return {}
+        opened.seek(0)
+        return peek(opened.read(8 + length))
+
+
 @dataclass(frozen=True)
 class Frame:
     """What a checkpoint of one fleet must look like: its arrays, its runs, where evaluations are."""
@@ -100,7 +112,12 @@ def _is_count(value: Any, most: float = math.inf) -> bool:
 
 def share_done(content: bytes) -> float:
     """The share of its work that a checkpoint says is done, from 0 to 1; 0 where it says nothing of the kind."""
-    found = peek(content).get("done")
+    return share_in(peek(content))
+
+
+def share_in(state: Mapping[str, Any]) -> float:
+    """`share_done` of a state that `peek` or `peek_file` gave."""
+    found = state.get("done")
     return min(max(float(found), 0.0), 1.0) if isinstance(found, int | float) else 0.0
 
 

@@ -57,3 +57,36 @@ def evaluate(page: str, script: str, folder: Path) -> Any:
     answer = json.loads(html.unescape(found[1]))
     assert "error" not in answer, answer["error"]
     return answer["value"]
+
+
+def evaluate_at(address: str, folder: Path, *, milliseconds: int = 8000) -> Any:
+    """The JSON value that a page of a server puts into an element `found` (see `hook`), after so much of its own time.
+
+    The browser's clock is a virtual one: it stands still while an answer is on its way and skips pauses.
+    """
+    command = [browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", f"--virtual-time-budget={milliseconds}"]
+    done = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=False)
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, f"the browser gave no result:\n{done.stderr[-2000:]}\n{done.stdout[-3000:]}"
+    answer = json.loads(html.unescape(found[1]))
+    assert "error" not in answer, answer["error"]
+    return answer["value"]
+
+
+def hook(page: str, script: str, *, when: str) -> str:
+    """The page with one more script, which evaluates an expression, perhaps a promise, once a condition holds."""
+    return page.replace(
+        "</body>",
+        f"""<script>
+const hooked = setInterval(async () => {{
+  if (!({when})) return;
+  clearInterval(hooked);
+  let found;
+  try {{ found = {{ value: await ({script}) }}; }} catch (error) {{ found = {{ error: String(error.stack) }}; }}
+  const place = document.createElement("pre");
+  place.id = "found";
+  place.textContent = JSON.stringify(found);
+  document.body.append(place);
+}}, 50);
+</script></body>""",
+    )

@@ -1,0 +1,82 @@
+"""`tacit watch` as a process: its address, its end, and its errors in one sentence."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from in_process import wait_for
+from made_folders import make_folder, rates_study
+from tacit.cli import main
+
+RUN = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"  # importing torch is an error
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_serves_until_it_is_stopped(number: int, code: int, tmp_path: Path) -> None:
+    make_folder(tmp_path / "runs", [rates_study()])
+    command = [sys.executable, "-c", RUN, "watch", str(tmp_path / "runs"), "--port", "0", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        address = re.match(r"(http://127\.0\.0\.1:\d+/) shows .*; Ctrl-C ends it\.", first)
+        assert address, first
+        with urllib.request.urlopen(f"{address[1]}state", timeout=30) as answer:
+            assert b'"rates"' in answer.read()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert errors == "stopped.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "'nowhere' does not exist; expected a folder"),
+        (["file"], "'file' is a file; expected a folder"),
+        (["runs", "--host", "192.0.2.1"], "--host '192.0.2.1' is no address of this machine"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_sentence(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tacit", "watch", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    found = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert found.startswith(f"tacit: {message}")
+    assert found.count("\n") == 1
+
+
+def test_open_opens_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.watch.server import WatchServer
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)))
+
+    def stop(server: WatchServer, poll_interval: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WatchServer, "serve_forever", stop)
+    for option in ("--no-open", "--open"):
+        monkeypatch.setattr(sys, "argv", ["tacit", "watch", str(tmp_path), "--port", "0", option])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 130
+    wait_for(lambda: opened, seconds=10)  # by a thread
+    assert len(opened) == 1
