@@ -39,9 +39,9 @@ function folderView(name) {
     const view = { head: make("h2"), driver: make("p", { className: "driver" }), written: make("p", { className: "soft" }),
       problems: make("ul"), studies: make("div"), tally: make("p", { className: "tally" }), absent: make("div"),
       figures: make("div", { className: "figures" }), verdicts: make("div") };
-    view.verdicts.append(make("h3", { textContent: "Figures and verdicts so far" }), view.tally, view.absent, view.figures);
+    view.verdicts.append(make("h3", { textContent: "Figures and verdicts so far", tabIndex: -1, id: `figures-${views.size}` }), view.absent, view.figures);
     view.verdicts.hidden = true;
-    view.root = make("section", {}, view.head, view.driver, view.written, view.problems, view.studies, view.verdicts);
+    view.root = make("section", {}, view.head, view.driver, view.written, view.tally, view.problems, view.studies, view.verdicts);
     views.set(name, view);
     insert($("folders"), view.root, name);
   }
@@ -219,9 +219,11 @@ function showFigure(name, figure) {
 function showJudged(judged) {
   const view = folderView(`folder ${judged.folder}`);
   const figures = [...items].filter(([name, each]) => name.startsWith("figure ") && each.folder === judged.folder).map(([, each]) => each);
+  const judges = figures.filter((each) => each.outcome);
   const tally = ["agrees", "disagrees", "undecided"].map((outcome) =>
-    make("span", { className: `chip ${outcome}`, textContent: `${figures.filter((each) => each.outcome === outcome).length} ${outcome}` }));
-  view.tally.replaceChildren(...tally, make("span", { className: "soft", textContent: `on ${counted(judged.rows, "run")}` }));
+    make("span", { className: `chip ${outcome}`, textContent: `${judges.filter((each) => each.outcome === outcome).length} ${outcome}` }));
+  const link = make("a", { href: `#${view.verdicts.firstElementChild.id}`, textContent: `${counted(figures.length, "figure")} on ${counted(judged.rows, "run")}` });
+  view.tally.replaceChildren(...(judges.length ? ["Verdicts so far:", ...tally] : []), ...(figures.length ? [link] : []));
   const absent = Object.entries(judged.absent);
   view.absent.replaceChildren(judged.problem ? make("p", { className: "problem", textContent: judged.problem }) : "");
   if (absent.length) view.absent.append(make("details", {}, make("summary", { textContent: `${counted(absent.length, "figure")} cannot be shown yet` }),
