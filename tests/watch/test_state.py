@@ -264,7 +264,7 @@ def test_a_figure_that_fails_leaves_the_progress(
     def fail(parts: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("tacit.watch.observer.figures_of", fail)
+    monkeypatch.setattr("tacit.watch.figures.figures_of", fail)
     answer = read(Observer(made[0].path))
     assert "ZeroDivisionError: by zero" in item(answer, "figures")["problem"]
     assert item(answer, "study")["finished"] == 0

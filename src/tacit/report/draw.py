@@ -17,6 +17,7 @@ from pathlib import Path
 from tacit._files import write_atomically
 from tacit.report.figure import FigureResult
 from tacit.report.points import Curve, Panel, Point
+from tacit.report.style import PAGE_COLOURS, SHAPES
 from tacit.report.text import exponent_text, power
 
 # Light and dark. Batch sizes and inner steps run through a scale, larger is lighter; the rest have names.
@@ -58,18 +59,6 @@ def stylesheet(names: Iterable[str]) -> tuple[str, str]:
     rules = [(name, *colour(name)) for name in sorted(set(names))]
     light, dark = ("".join(f".{name}{{--c:{values[index]}}}" for name, *values in rules) for index in (0, 1))
     return light, dark
-
-
-SHAPES = (
-    "svg text{font-size:11px;fill:var(--soft)}svg .grid{stroke:var(--line);stroke-width:1}"
-    "svg .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}svg .dashed{stroke-dasharray:6 4}"
-    "svg .level{stroke-dasharray:2 4;stroke-linecap:round}svg .pale{opacity:.3}svg .thin{stroke-width:.8;opacity:.4}"
-    "svg .band{fill:var(--c);opacity:.16}svg .bar{stroke:var(--c);stroke-width:1.4}"
-    "svg .run{fill:var(--c);opacity:.55}svg .hollow{fill:none;stroke:var(--c);stroke-width:.9;opacity:.55}"
-    "svg .mark{stroke:var(--soft);stroke-dasharray:1 3;stroke-width:1.2}"
-)
-PAGE_COLOURS = ("--ink:#1d2129;--soft:#59616e;--line:#dfe3e8;--paper:#fff",
-                "--ink:#e8eaee;--soft:#a5adba;--line:#343a44;--paper:#15181d")  # fmt: skip
 
 
 # -- axes -------------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from typing import Any
 from tacit._files import write_atomically
 from tacit.report import rules
 from tacit.report.build import Part, Report
-from tacit.report.draw import PAGE_COLOURS, SHAPES, class_name, panel_svg, stylesheet, thumbnail
+from tacit.report.draw import class_name, panel_svg, stylesheet, thumbnail
 from tacit.report.figure import FigureResult
 from tacit.report.gauge import gauge
 from tacit.report.numbers import Interval
 from tacit.report.points import Panel, Point
 from tacit.report.settings import DATASET_NAMES
+from tacit.report.style import PAGE_COLOURS, SHAPES
 from tacit.report.text import percent, power
 from tacit.report.verdict import OUTCOMES, Outcome
 from tacit.studies.describe.spec import canonical

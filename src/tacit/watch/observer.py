@@ -1,4 +1,7 @@
-"""Keeps the page's items up to date: one thread reads the folder, one judges the figures, while someone asks."""
+"""Keeps the page's items up to date: one thread reads the folder, one judges the figures, while someone asks.
+
+What reads and judges is imported by these threads: it takes half a second, in which the page is already there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tacit._errors import InputError, TacitError
-from tacit.studies.store.folder import results_folders
-from tacit.watch.figures import figures_of
 from tacit.watch.items import Items
-from tacit.watch.scan import FolderScan
+
+if TYPE_CHECKING:
+    from tacit.watch.scan import FolderScan
 
 READ_SECONDS = 1.0  # between two readings of the folder
 JUDGE_SECONDS = 2.0  # between two rounds of verdicts
@@ -86,6 +90,9 @@ class Observer:
         self._first.set()
 
     def _find_folders(self) -> None:
+        from tacit.studies.store.folder import results_folders
+        from tacit.watch.scan import FolderScan
+
         found = {folder.path: folder for folder in results_folders(self.path)}
         for gone in self._scans.keys() - found.keys():
             self.items.replace(str(gone), {})
@@ -97,6 +104,8 @@ class Observer:
 
     def judge(self) -> None:
         """Make the figures of every folder whose rows have changed since the last time."""
+        from tacit.watch.figures import figures_of
+
         for scan in list(self._scans.values()):
             rests_on, parts = scan.judged, scan.parts()
             if self._judged.get(scan.name) == rests_on:

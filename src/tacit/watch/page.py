@@ -8,7 +8,7 @@ import re
 from functools import cache
 
 from tacit._page_files import page_text
-from tacit.report.draw import PAGE_COLOURS, SHAPES
+from tacit.report.style import PAGE_COLOURS, SHAPES
 
 
 @cache

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tacit._errors import TacitError
-from tacit.report.build import Part
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import Contents, ResultsFolder
@@ -24,6 +23,9 @@ from tacit.studies.train.packing import Fleet
 from tacit.watch.driver import Driver, find_driver
 from tacit.watch.fleets import finished_fleet, unfinished_fleet
 from tacit.watch.pace import Pace
+
+if TYPE_CHECKING:
+    from tacit.report.build import Part
 
 MOST_NAMED = 20  # damaged or unreadable files that are listed; the rest is counted
 WAITING = FleetProgress("waiting")
@@ -89,6 +91,8 @@ class FolderScan:
 
     def parts(self) -> tuple[Part, ...]:
         """The studies with the rows of the last reading, as the report takes them."""
+        from tacit.report.build import Part  # brings numpy and scipy, which progress does not need
+
         views, contents = self._views, self._contents
         return tuple(Part(view.study, contents.rows_of(view.study.runs), [], view.study.name) for view in views)
 
