@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 READ_SECONDS = 1.0  # between two readings of the folder
 JUDGE_SECONDS = 2.0  # between two rounds of verdicts
-AT_MOST = 0.25  # the share of one core that either thread may use: large folders and slow disks are read less often
+AT_MOST = 0.25  # the share of one core that either thread may use: large folders are read less often
 IDLE_SECONDS = 20.0  # without a question, nothing is read
 FIRST_SECONDS = 15.0  # how long the first question waits for the first reading
 LOG = logging.getLogger("tacit.watch")
@@ -141,12 +141,12 @@ class Observer:
             self._timed(self.judge, JUDGE_SECONDS)
 
     def _timed(self, work: Callable[[], None], seconds: float) -> None:
-        """Do the work, then pause: for `seconds`, or longer after work that took long."""
-        began = time.monotonic()
+        """Do the work, then pause: for `seconds`, or longer after work that kept a core busy for long."""
+        began = time.thread_time()
         try:
             work()
         except Exception as error:  # a thread that ends would leave a page that silently stands still
             LOG.exception("%s could not be read", self.path)
             self.items.replace("root", {"root": json.dumps({"problem": f"{type(error).__name__}: {error}"})})
             self._first.set()
-        self._stopped.wait(max(seconds, (time.monotonic() - began) * (1 / AT_MOST - 1)))
+        self._stopped.wait(max(seconds, (time.thread_time() - began) * (1 / AT_MOST - 1)))

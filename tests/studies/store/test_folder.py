@@ -291,10 +291,10 @@ def test_a_checkpoint_that_cannot_be_read_now_is_a_sentence(
 def test_a_folder_of_fleets_that_cannot_be_listed_is_not_an_empty_one(
     folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Any) -> list[str]:
+    def refuse(path: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(TacitError, match=r"cannot be read \(Input/output error\); it was not changed"):
         read_rows(folder.path)
 

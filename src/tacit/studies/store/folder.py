@@ -304,9 +304,9 @@ def _is_results(path: Path) -> bool:
 
 def _listed(folder: Path, ending: str = "") -> list[Path]:
     """The entries of a folder: files of rows that end in `ending`, or folders of fleets without one."""
-    with unreadable_is_not_damage(folder), contextlib.suppress(*ABSENT):
-        entries = sorted(folder.iterdir())
-        return [path for path in entries if (path.name.endswith(ending) if ending else path.is_dir())]
+    with unreadable_is_not_damage(folder), contextlib.suppress(*ABSENT), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if (entry.name.endswith(ending) if ending else entry.is_dir())]
+        return [folder / name for name in sorted(names)]
     return []
 
 
