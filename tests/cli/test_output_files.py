@@ -104,3 +104,4 @@ def test_what_cannot_be_written_is_one_sentence(
     assert code == 2
     assert (place / "study.toml").read_text() == STUDY
     assert (place / "file").read_text() == "not a folder"
+    assert not (place / "runs" / "report.html").exists(), "a part was written before the command was refused"

@@ -180,6 +180,21 @@ def test_any_lock_file_is_read(content: str, made: tuple[ResultsFolder, list[Fle
     assert item(read(Observer(folder.path)), "folder")["driver"] in ("gone", "alive")
 
 
+def test_pipes_and_links_in_place_of_files_keep_nobody_waiting(made: tuple[ResultsFolder, list[Fleet]]) -> None:
+    folder, fleets = made
+    for fleet in fleets[:3]:
+        folder.begin(fleet.id)
+    os.mkfifo(folder.checkpoint_path(fleets[0].id))
+    os.mkfifo(folder.rows_path(fleets[1].id))
+    os.mkfifo(folder.failure_path(fleets[2].id))
+    (folder.path / "lock").unlink()
+    os.mkfifo(folder.path / "lock")
+    answer = read(Observer(folder.path))
+    assert item(answer, "fleet", ending=fleets[0].id)["state"] == "unreadable"
+    assert any("is not a regular file" in text for text in item(answer, "folder")["problems"])
+    assert item(answer, "folder")["driver"] == "gone"
+
+
 def test_a_damaged_file_is_named_and_the_rest_is_shown(made: tuple[ResultsFolder, list[Fleet]]) -> None:
     folder, fleets = made
     for fleet in fleets[:2]:

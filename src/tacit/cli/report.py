@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli._output_file import check_output_folder
+
 
 def register(app: typer.Typer) -> None:
     app.command(name="report")(report)
@@ -34,6 +36,7 @@ def report(
     from tacit.report.export import export as export_files
     from tacit.report.terminal import print_verdicts
 
+    check_output_folder("--export", export)
     found = build_report(read_parts(folders), only=figure or [])
     chosen = [f"--figure {id}" for id in figure or []]
     remake = command or " ".join(["tacit report", *[str(folder) for folder in folders], *chosen])

@@ -122,7 +122,7 @@ function draw() {
   const { ratio } = sweep.report;
   $("reading").textContent =
     `Here: ${here(share)} points. Against ${sweep.symbol}: ${here(0)}, against ${sweep.ratioSymbol}: ${here(1)} ` +
-    `(${scoredPoints(points).length} points count).` + (ratio === null ? "" : ` The second over the first: ${ratio}; 0 is a perfect collapse.`);
+    `(${scoredPoints(points).length} points count).` + (ratio === null ? "" : ` The second over the first, with its 95 % interval: ${ratio}; 0 is a perfect collapse.`);
   $("share").setAttribute("aria-valuetext", titleOf());
   $("latency").textContent = `The slider was answered in ${(performance.now() - began).toFixed(0)} ms.`;
 }

@@ -259,6 +259,9 @@ function apply(answer) {
   showColours();
   showWritten();
   setText($("path"), answer.path);
+  const folders = [...items].filter(([name]) => name.startsWith("folder ")).map(([, folder]) => folder);
+  const [runs, left] = [folders.reduce((sum, each) => sum + each.runs, 0), folders.reduce((sum, each) => sum + each.left, 0)];
+  document.title = runs ? `${percent(1 - left / runs)} of ${counted(runs, "run")} · tacit watch` : "tacit watch";
   setText($("status"), answer.age > 10 ? `the folder was last read ${inWords(answer.age)} ago: it answers slowly` : "up to date");
   window.answered++;
 }
