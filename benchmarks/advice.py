@@ -16,7 +16,8 @@ Tasks and their small-batch rates are in `large_batch_tasks.py`. `digits` needs 
     every-4     the advised (AdamW: searched) strength on every 4th step with weight 4
     sam         B', SAM on the whole batch, radius and rate tuned
     sam-4       the same on every 4th step, as LookSAM does
-    every-2, every-8, micro-4x, whole-batch     the price against gain: fewer penalised steps, larger micro-batches
+    every-2, every-8, micro-4x, whole-batch, whole-4, whole-8     the price against gain: fewer penalised steps, larger
+                micro-batches or none, and both, at equal expected regularization
 
 Rules, written before any of the judged runs:
 
@@ -72,7 +73,7 @@ FOLDER = Path(__file__).parent / "results"
 ROWS, TABLE = FOLDER / "large_batch.jsonl", FOLDER / "large_batch.json"
 ADVICE_SEED, TUNING_SEED = 100, 101
 ARMS = ("small", "same", "scaled", "matched", "advised", "searched", "every-4", "sam", "sam-4")
-PRICE_ARMS = ("every-2", "every-8", "micro-4x", "whole-batch")
+PRICE_ARMS = ("every-2", "every-8", "micro-4x", "whole-batch", "whole-4", "whole-8")
 RADII, RATE_FACTORS = (0.05, 0.1, 0.2, 0.4), (1.0, 2.0)
 ADAM_START = 0.1  # where the search starts without advice: of the order of a rate that SGD needs on these tasks
 EVALUATIONS = 16  # updates/16 is one of them
@@ -161,7 +162,7 @@ class Bench:
             return {**made, "batch_size": task.batch_size}
         if arm == "scaled":
             return {**made, "learning_rate": self.rate * (math.sqrt(task.factor) if adam else task.factor)}
-        if adam and arm in ("matched", "advised", "micro-4x", "whole-batch"):
+        if adam and (arm in ("matched", "advised", "micro-4x") or arm.startswith("whole-")):
             return None
         if arm == "matched":
             return {**made, "learning_rate": self.advice()["advice"]["matched_learning_rate"]["value"]}
@@ -174,10 +175,11 @@ class Bench:
         if arm.startswith("every-"):
             strength = self.search()["strength"] if adam else self.advice()["advice"]["strength"]["value"]
             return {**made, "strength": strength, "every": int(arm.removeprefix("every-"))}
-        if arm in ("advised", "micro-4x", "whole-batch"):
+        if arm in ("advised", "micro-4x") or arm.startswith("whole-"):
             options = self.advice()["advice"]["alternatives"]
-            at = {"advised": 0, "micro-4x": 1, "whole-batch": -1}[arm]
-            return {**made, "micro": options[at]["micro_batch_size"], "strength": options[at]["strength"]}
+            option = options[{"advised": 0, "micro-4x": 1}.get(arm, -1)]
+            every = {"whole-4": 4, "whole-8": 8}.get(arm, 1)
+            return {**made, "micro": option["micro_batch_size"], "strength": option["strength"], "every": every}
         return made
 
     def run(self, arm: str, seeds: list[int]) -> None:

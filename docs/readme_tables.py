@@ -47,6 +47,8 @@ LARGE_BATCH_ARMS = {
     "every-8": "advised strength, every 8th step",
     "micro-4x": "advised strength, micro-batches 4 times as large",
     "whole-batch": "advised strength, no micro-batches",
+    "whole-4": "advised strength, no micro-batches, every 4th step",
+    "whole-8": "advised strength, no micro-batches, every 8th step",
     "sam": "SAM, radius and rate tuned",
     "sam-4": "SAM on every 4th step",
 }

@@ -112,7 +112,7 @@ def match(
     strength, factor, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
     by_noise = micro * (old.factors.noise / batch_size - new.factors.noise / new_batch_size)
     lines = advice_lines(seen, beta, rate, new_batch_size, micro, matched, strength, by_noise)
-    lines += strength_lines(first, factor, edge, every)
+    lines[2:2] = strength_lines(first, factor, edge, every)  # beside the strength
     notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
     if strength.high < 0:
         notes.append("λ is negative: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the batch.")

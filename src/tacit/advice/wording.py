@@ -10,7 +10,7 @@ from tacit.advice.optimizers import Momentum
 from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import examples_needed
-from tacit.edges import largest_stable_learning_rate
+from tacit.edges import largest_stable_learning_rate, stability_limit
 
 LINEAR_UP_TO = 0.1  # linear scaling is called right while C_reg's two terms are a tenth apart or more
 
@@ -79,8 +79,9 @@ def advice_lines(
                           "Γ/B = ‖∇C‖²: both terms of C_reg are equal   (section 3)"))  # fmt: skip
     if seen.largest_eigenvalue is not None:
         found = seen.largest_eigenvalue.scaled(rate)
-        lines.append(Line("stability", "ε'·λ_max", found, "below 1: inside the theory; above 2: unstable",
-                          "descent on a quadratic contracts for ελ < 2; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
+        limit = stability_limit(momentum=beta.beta, nesterov=beta.nesterov)
+        lines.append(Line("stability", "ε'·λ_max", found, f"below 1: inside the theory; above {limit:.3g}: unstable",
+                          f"descent on a quadratic contracts for ελ < {limit:.3g}; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
     return lines
 
 
