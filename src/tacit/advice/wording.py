@@ -81,7 +81,7 @@ def advice_lines(
         found = seen.largest_eigenvalue.scaled(rate)
         limit = stability_limit(momentum=beta.beta, nesterov=beta.nesterov)
         lines.append(Line("stability", "ε'·λ_max", found, f"below 1: inside the theory; above {limit:.3g}: unstable",
-                          f"descent on a quadratic contracts for ελ < {limit:.3g}; log(1 − ελ) converges for ελ < 1"))  # fmt: skip
+                          f"a step on a quadratic contracts for ελ < {limit:.3g}; log(1 − ελ) needs ελ < 1"))  # fmt: skip
     return lines
 
 
