@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from tacit._arguments import finite_number
+from tacit._counted import ordinal
 from tacit._errors import InputError
 from tacit.penalty import GradientPenalty
 
@@ -38,7 +38,7 @@ class Setting:
     times_plain: float
 
     def __str__(self) -> str:
-        steps = "every step" if self.every == 1 else f"every {self.every}th step"
+        steps = "every step" if self.every == 1 else f"every {ordinal(self.every)} step"
         return f"λ = {self.strength:.4g} on micro-batches of {self.micro_batch_size}, {steps}: {self.times_plain:.2f}"
 
 
@@ -84,7 +84,7 @@ def measure_price(
         return loss_fn(own(inputs), targets)
 
     share = budget / (1 + len(alternatives))
-    plain = _median_seconds(lambda: loss(*batch).backward(), own, share)
+    plain = _fastest_seconds(lambda: loss(*batch).backward(), own, share)
     settings = []
     for option in alternatives:
         if option.strength <= 0 or len(batch[0]) % option.micro_batch_size:
@@ -92,7 +92,7 @@ def measure_price(
         # One micro-batch of everything is a penalty without micro-batches.
         size = None if option.micro_batch_size >= len(batch[0]) else option.micro_batch_size
         step = partial(GradientPenalty(own, option.strength, micro_batch_size=size).backward, loss, *batch)
-        cost = _median_seconds(step, own, share) / plain
+        cost = _fastest_seconds(step, own, share) / plain
         for k in EVERY:
             if k == 1 or option.most is None or k * option.strength <= option.most:
                 settings.append(Setting(k, option.micro_batch_size, option.strength, (cost + k - 1) / k))
@@ -105,8 +105,8 @@ def measure_price(
     return Price(plain, own_setting[0], tuple(sorted(settings, key=lambda each: each.times_plain)))
 
 
-def _median_seconds(step: Callable[[], object], model: nn.Module, budget: float) -> float:
-    """The median time of a step, after one that is not counted."""
+def _fastest_seconds(step: Callable[[], object], model: nn.Module, budget: float) -> float:
+    """The time of the fastest step, after one that is not counted: whatever else the machine does only adds to it."""
     times: list[float] = []
     end = None
     while len(times) < FEWEST or (len(times) < MOST and end is not None and time.perf_counter() < end):
@@ -118,7 +118,7 @@ def _median_seconds(step: Callable[[], object], model: nn.Module, budget: float)
             end = start + budget
         else:
             times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)
 
 
 def _wait(model: nn.Module) -> None:

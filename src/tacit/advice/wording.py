@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tacit._counted import ordinal
 from tacit.advice.advice import Line
 from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.optimizers import Momentum
@@ -32,7 +33,7 @@ def advice_sentence(
     near = abs(matched.value / linear - 1) <= LINEAR_UP_TO
     scaling = "linear scaling holds" if near else f"linear scaling would say {linear:.4g}"
     verb = "keep" if new_rate == rate else "set"
-    steps = "" if every == 1 else f" on every {every}th step"
+    steps = "" if every == 1 else f" on every {ordinal(every)} step"
     penalty = (
         f"{verb} ε' = {new_rate:.4g} and add a penalty of λ = {strength.value:.4g} on micro-batches of {micro}{steps}"
         if strength.value > 0
@@ -81,7 +82,7 @@ def advice_lines(
         found = seen.largest_eigenvalue.scaled(rate)
         limit = stability_limit(momentum=beta.beta, nesterov=beta.nesterov)
         lines.append(Line("stability", "ε'·λ_max", found, f"below 1: inside the theory; above {limit:.3g}: unstable",
-                          f"a step on a quadratic contracts for ελ < {limit:.3g}; log(1 − ελ) needs ελ < 1"))  # fmt: skip
+                          f"on a quadratic a step contracts for ελ < {limit:.3g}; log(1 − ελ): ελ < 1"))  # fmt: skip
     return lines
 
 
@@ -93,7 +94,7 @@ def strength_lines(first: Estimate, factor: float | None, edge: float | None, ev
         lines.append(Line("first_order_strength", "λ₁", first, words,
                           "F = Σ wᵢ/(1 − εhᵢ/l), l = 2 or that of the momentum: noise at a finite rate"))  # fmt: skip
     if edge is not None:
-        meets = "λ" if every == 1 else f"{every}λ, which every {every}th step has,"
+        meets = "λ" if every == 1 else f"{every}λ, which every {ordinal(every)} step has,"
         lines.append(Line("largest_stable_strength", "λ*", Estimate(edge, edge, edge),
                           f"{meets} must stay below; advised: at most three quarters",
                           "ε'(h + (λ/2)(1+s²)h²) = l, h = λ_max, s the spread of h over micro-batches"))  # fmt: skip
