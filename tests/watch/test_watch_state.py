@@ -14,11 +14,13 @@ import pytest
 
 from made_folders import everything, finish, make_folder, rates_study, train_a_part
 from tacit.report import build_report, read_parts
+from tacit.studies.describe.library import library_folder
+from tacit.studies.describe.study import load_study
 from tacit.studies.store import lock
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import folder_status
 from tacit.studies.train.packing import Fleet
-from tacit.watch.driver import SILENT_SECONDS
+from tacit.watch.driver import SILENT_SECONDS, resume_command
 from tacit.watch.fleets import LAST_LINES, MOST_PLACES, learning_curves
 from tacit.watch.items import Items
 from tacit.watch.observer import Observer
@@ -159,6 +161,27 @@ def test_a_process_with_the_number_of_a_dead_driver_is_not_taken_for_it(
     assert lock.Holder(int(process), machine, f"{int(started) - 1}").lives is False
 
 
+def test_a_process_that_the_system_hides_is_asked_for_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another_user(process: int, number: int) -> None:
+        raise PermissionError
+
+    def gone(process: int, number: int) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(lock, "_start_of", lambda process: None)
+    for answer, lives in ((of_another_user, True), (gone, False)):
+        monkeypatch.setattr(os, "kill", answer)
+        assert lock.Holder(12, started="345").lives is lives
+
+
+def test_the_command_that_resumes_names_a_study_of_tacit(tmp_path: Path) -> None:
+    study = load_study(library_folder() / "mnist1d" / "quick" / "orders.toml")
+    assert resume_command(tmp_path, [study]) == f"`tacit run mnist1d/quick/orders --into {tmp_path}` resumes"
+    assert resume_command(tmp_path, [study, study]) == f"the same `tacit reproduce … --into {tmp_path}` resumes"
+    changed = load_study(study, overrides=["seed=90"])
+    assert resume_command(tmp_path, [changed]) == f"the same `tacit run … --into {tmp_path}` resumes"
+
+
 def test_a_driver_of_another_machine_is_alive_while_it_writes(made: tuple[ResultsFolder, list[Fleet]]) -> None:
     folder, fleets = made
     train_a_part(folder, fleets[0], 0.5)
@@ -173,7 +196,10 @@ def test_a_driver_of_another_machine_is_alive_while_it_writes(made: tuple[Result
     assert "has written nothing for more than 3 min; if it is gone" in text
 
 
-@pytest.mark.parametrize("content", ["", "words\n", "12", "99999999999999999999\n", "\0" * 300])
+LOCKS = ["", "words\n", "12", "0\n", "9999999999 here 1\n", "9999999999\n", "99999999999999999999\n", "\0" * 300]
+
+
+@pytest.mark.parametrize("content", LOCKS)
 def test_any_lock_file_is_read(content: str, made: tuple[ResultsFolder, list[Fleet]]) -> None:
     folder, _ = made
     (folder.path / "lock").write_text(content)

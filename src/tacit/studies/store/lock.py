@@ -51,7 +51,7 @@ def hold(folder: Path) -> Iterator[None]:
             ) from None
         try:
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()} {_machine()} {_start_of(os.getpid())}\n".encode(), 0)
+            os.pwrite(handle, f"{os.getpid()} {_machine()} {_start_of(os.getpid()) or ''}\n".encode(), 0)
         except OSError as error:
             raise write_error(folder, error) from None
         try:
@@ -79,12 +79,12 @@ class Holder:
         """
         if self.machine not in ("", _machine()):
             return None
-        if os.path.isdir("/proc/self"):
-            started = _start_of(self.process)
+        started = _start_of(self.process)
+        if started is not None:
             return bool(started) and self.started in ("", started)
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):  # no process has such a number
             return False
         except OSError:  # a process of another user
             return True
@@ -133,11 +133,14 @@ def _machine() -> str:
     return "".join(platform.node().split())
 
 
-def _start_of(process: int) -> str:
-    """When the system started a process, in its own units; empty when it does not run, or the system does not say."""
+def _start_of(process: int) -> str | None:
+    """When the system started a process, in its own units; empty when it has ended, None when the system does not say.
+
+    Systems without /proc say nothing, and some hide the processes of other users.
+    """
     try:
         with open(f"/proc/{process}/stat", "rb") as opened:
             words = opened.read(4096).rpartition(b")")[2].split()  # the name before may hold anything
     except OSError:
-        return ""
+        return None
     return "" if len(words) < 20 or words[0] in (b"Z", b"X") else words[19].decode()  # Z: ended, not yet waited for
