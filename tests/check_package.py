@@ -11,36 +11,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OWN_STUDY = """
-name = "own"
-question = "Does a study file of one's own run from an installed package?"
-[fixed]
-train_size = 64
-batch_size = 16
-width = 4
-depth = 1
-epochs = 1
-evaluations = 1
-[grid]
-learning_rate = [0.1]
-seed = [0]
-"""
 COMMANDS = (
     ("--version",),
     ("verify", "--problem", "quadratic"),
     ("reproduce", "--dry-run"),
-    ("run", "own.toml", "--workers", "1"),
-    ("report", "runs/own"),
+    ("run", "stripes.toml", "keep_weights=true", "--workers", "1"),  # goes on after it was killed
+    ("status", "runs/stripes"),
+    ("report", "runs/stripes"),
+    ("export", "runs/stripes", "--csv", "stripes.csv"),
     ("explore", "--into", "explore.html"),
 )
-WRITTEN = ("runs/own/study.json", "runs/own/report.html", "explore.html")
+WRITTEN = ("runs/stripes/studies/stripes.json", "runs/stripes/report.html", "stripes.csv", "explore.html")
+EXAMPLE = ROOT / "docs" / "studies.md"  # its worked example: an own model on own data
 
 
 def run(*command: str | Path, folder: Path) -> str:
@@ -51,6 +43,21 @@ def run(*command: str | Path, folder: Path) -> str:
     if done.returncode:
         sys.exit(f"exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done.stdout
+
+
+def run_and_kill(*command: str | Path, folder: Path) -> None:
+    """Start a study and kill it with SIGKILL as soon as its first rows are stored; others are still to be trained."""
+    print(f"  {Path(command[0]).name} {' '.join(map(str, command[1:]))}, killed after its first rows", flush=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    output = subprocess.DEVNULL
+    running = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+    end = time.monotonic() + 300
+    while not list(folder.glob("runs/*/fleets/*/rows.jsonl")):
+        if running.poll() is not None or time.monotonic() > end:
+            sys.exit("the study ended, or stored no row in five minutes, before it could be killed.")
+        time.sleep(0.01)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
 
 
 def environment(python: str, folder: Path) -> Path:
@@ -87,7 +94,11 @@ def use(wheel: Path, python: str, folder: Path) -> None:
         sys.exit(f"tacit was imported from {where}; expected the environment {inside.parent.parent}.")
     with tempfile.TemporaryDirectory(prefix="tacit-use-") as empty:
         place = Path(empty)
-        (place / "own.toml").write_text(OWN_STUDY)
+        for name, text in re.findall(r"```\w+ title=(\S+)\n(.*?)```", EXAMPLE.read_text(), flags=re.DOTALL):
+            (place / name).write_text(text)
+        run_and_kill(
+            inside.parent / "tacit", "run", "stripes.toml", "keep_weights=true", "--workers", "1", folder=place
+        )
         for command in COMMANDS:
             output = run(inside.parent / "tacit", *command, folder=place)
             if command == ("--version",):

@@ -45,6 +45,8 @@ class InProcess:
                 if not training.finished:
                     watch(task.fleet, Message("checkpoint", content=training.checkpoint()))
                 watch(task.fleet, Message("progress", {"done": training.position / training.first.minibatches}))
+            for run, content in training.weights().items() if task.keep_weights else ():
+                watch(task.fleet, Message("weights", {"run": run}, content))
             watch(task.fleet, Message("rows", {"rows": training.rows(), "seconds": 0.1}))
 
     def calibrate(self, fleets: Sequence[Fleet]) -> float:

@@ -89,8 +89,9 @@ def test_what_a_problem_of_ones_own_raises_is_one_sentence(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["measure", "--dataset", "imagenet"], "use mnist1d or fashion-mnist"),
-        (["measure", "--model", "vit"], "use mlp"),
+        (["measure", "--dataset", "imagenet"], "use one of mnist1d, mnist1d_16k, fashion_mnist, cifar10"),
+        (["measure", "--model", "vit"], "use mlp or wide_resnet"),
+        (["measure", "--model", "wide_resnet"], "is for images; mnist1d has none"),
         (["measure", *SMALL, "--batch-size", "65"], "expected 1 to 64"),
         (["measure", "--train-size", "1"], "expected 2 to 4000"),
         (["measure", "--weights", "nowhere.safetensors"], "does not exist"),

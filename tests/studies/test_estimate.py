@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from in_process import InProcess, Listener, study
 from tacit.studies import estimate
+from tacit.studies.data.facts import Data
+from tacit.studies.describe.spec import make_run
 from tacit.studies.describe.study import parse_study
-from tacit.studies.train.packing import pack
+from tacit.studies.execute import worker
+from tacit.studies.execute.executor import FleetTask, MessageHandler
+from tacit.studies.execute.wire import Message
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.writer import StudyWriter
+from tacit.studies.train.packing import Fleet, pack
 
 
 @pytest.fixture
@@ -28,9 +37,61 @@ def test_one_odd_study_does_not_change_the_rate(cache: Path) -> None:
     for rate in (100.0, 110.0, 120.0):
         estimate.store_rate(2, rate)
     before = estimate.stored_rate(2)
-    estimate.store_rate(2, 1e9)
+    estimate.store_rate(2, 1e6)
     assert before == 110.0
     assert estimate.stored_rate(2) == 115.0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e9, float("inf"), float("nan")])
+def test_a_rate_that_no_core_has_is_neither_stored_nor_read(rate: float, cache: Path) -> None:
+    estimate.store_rate(2, rate)
+    assert estimate.stored_rate(2) is None
+    cache.mkdir(exist_ok=True)
+    (cache / "rates.json").write_text(json.dumps({estimate._key(2): [1e9, 120.0]}))  # of an earlier version
+    assert estimate.stored_rate(2) == 120.0
+
+
+class Clock:
+    """Each look at it takes an eighth of a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.125
+        return self.now
+
+
+@pytest.mark.parametrize("minibatches", [1, 5, 40])
+def test_a_tiny_fleet_has_the_rate_of_the_minibatches_that_it_trained(
+    minibatches: int, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = {"updates": minibatches, "learning_rate": 0.1, "train_size": 64, "batch_size": 16, "evaluations": 1}
+    (run,) = parse_study({"name": "s", "fixed": {**fixed, "width": 4, "depth": 1}}).runs
+    monkeypatch.setattr(worker, "time", Clock())
+    rate = worker.calibrate([run.model_dump()], lambda _: data)
+    cost = Fleet((run,)).cost
+    # Up to five minibatches: from one look at the clock to the next. Later: five minibatches a look, until 0.5 s.
+    expected = {1: cost / 0.125, 5: cost / 0.125, 40: cost * 20 / 40 / 0.625}[minibatches]
+    assert rate == pytest.approx(expected)
+
+
+def test_fleets_that_diverge_at_once_do_not_count_for_the_rate(tmp_path: Path, data: Data) -> None:
+    class Slow(InProcess):
+        def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
+            def say(fleet: Fleet, message: Message) -> None:
+                slow = {**message.facts, "seconds": 10.0} if message.kind == "rows" else message.facts
+                watch(fleet, Message(message.kind, slow, message.content))
+
+            super().run(tasks, say)
+
+    folder, kept = ResultsFolder(tmp_path), []
+    runs = [make_run({**run.model_dump(), "strength": 0.0}) for run in study(epochs=2).runs]
+    right, diverging = (tuple(run for run in runs if (run.learning_rate < 1) is small) for small in (True, False))
+    fleets = [Fleet(tuple(dict.fromkeys(each))) for each in (right, diverging)]
+    with folder.locked():
+        StudyWriter(folder, fleets, Listener(), 10.0).train(Slow(data), keep_rate=kept.append)
+    assert kept == [fleets[0].cost / 10.0]
 
 
 def test_the_last_few_studies_count(cache: Path) -> None:

@@ -33,31 +33,28 @@ def list_(data_dir: DataDir = None) -> None:
     Example: `tacit data list`
     """
     from tacit.studies.data.cache import cache_folder
-    from tacit.studies.data.download import begun_parts
     from tacit.studies.data.facts import DATASETS
     from tacit.studies.data.files import locate
-    from tacit.studies.data.published import SOURCES
+    from tacit.studies.data.published import PUBLISHED_DATASETS
 
     for name, facts in DATASETS.items():
         shape = "x".join(str(length) for length in facts.shape)
         print(f"{name}: {facts.train_size:,} training and {facts.test_size:,} test examples of {shape}")
-        if name not in SOURCES:
+        if name not in PUBLISHED_DATASETS:
             print("  made on first use")
             continue
-        source, copy = SOURCES[name], locate(name, data_dir)
+        dataset, copy = PUBLISHED_DATASETS[name], locate(name, data_dir)
         if copy is None:
-            size = sum(published.size for published in source.files)
-            begun = sum(part.stat().st_size for part in begun_parts(name, data_dir))
-            going_on = f", of which {begun / 1e6:,.1f} MB are here" if begun else ""
-            print(f"  not here: `tacit data get {name}` fetches {size / 1e6:,.0f} MB{going_on}")
+            size = sum(published.size for published in dataset.files)
+            print(f"  not here: `tacit data get {name}` fetches {size / 1e6:,.0f} MB")
         else:
             print(f"  in {copy.files[0] if len(copy.files) == 1 else copy.files[0].parent}")
-        print(f"  {source.homepage} ({source.terms})")
+        print(f"  {dataset.homepage} ({dataset.terms})")
     print(f"decoded arrays are kept in {cache_folder()}")
 
 
 def get(names: Names = None, data_dir: DataDir = None) -> None:
-    """Fetch datasets from their authors' addresses or from mirrors, check them, and go on where a transfer was cut.
+    """Fetch datasets from their authors' addresses or from mirrors, and check them.
 
     Files go to --data-dir, to TACIT_DATA, or to the user's cache folder. A copy that is found whole and right, here or
     where other programs keep theirs, is not fetched again.
@@ -69,10 +66,9 @@ def get(names: Names = None, data_dir: DataDir = None) -> None:
     * `tacit data get cifar10 --data-dir data`
     """
     from tacit.studies.data.download import fetch
-    from tacit.studies.data.download_bar import Bar
 
     for name in _known(names):
-        for path in fetch(name, data_dir, watch=Bar()):
+        for path in fetch(name, data_dir):
             print(f"{path} is here and right")
 
 
@@ -95,31 +91,33 @@ def verify(names: Names = None, data_dir: DataDir = None) -> None:
     for folder in dict.fromkeys(Path(os.path.abspath(path)) for path in folders):
         here = 0
         for name in _known(names):
-            for finding in check_root(name, folder):
-                print(f"{'right' if finding.right else 'WRONG'}  {finding.path} {finding.words}", flush=True)
+            for checked in check_root(name, folder):
+                print(f"{'right' if checked.right else 'WRONG'}  {checked.path} {checked.words}", flush=True)
                 here += 1
-                wrong += [] if finding.right else [finding]
+                wrong += [] if checked.right else [checked]
                 found.append(name)
-        for finding in check_sums(folder) if here else ():
-            print(f"{'right' if finding.right else 'WRONG'}  {finding.path} {finding.words}", flush=True)
-            wrong += [] if finding.right else [finding]
+        for checked in check_sums(folder) if here else ():
+            print(f"{'right' if checked.right else 'WRONG'}  {checked.path} {checked.words}", flush=True)
+            wrong += [] if checked.right else [checked]
     missing = [name for name in _known(names) if name not in found] if names or not found else []
     if missing:
         where = f"in {data_dir}" if data_dir is not None else "on this machine, as far as is known"
         raise InputError(f"there is no {' and no '.join(missing)} {where}; run `tacit data get {' '.join(missing)}`.")
     if wrong:
-        listed = ", ".join(str(finding.path) for finding in wrong)
+        listed = ", ".join(str(checked.path) for checked in wrong)
         count = f"{len(wrong)} file{'s are' if len(wrong) > 1 else ' is'} not as published"
         raise InputError(f"{count}: {listed}. Remove what is damaged and run `tacit data get`.")
 
 
 def _known(names: list[str] | None) -> list[str]:
-    from tacit.studies.data.published import SOURCES
+    from tacit.studies.data.published import PUBLISHED_DATASETS
 
     for name in names or ():
-        if name not in SOURCES:
+        if name not in PUBLISHED_DATASETS:
             remedy = (
-                "it is made on first use" if name in ("mnist1d", "mnist1d_16k") else f"use one of {', '.join(SOURCES)}"
+                "it is made on first use"
+                if name in ("mnist1d", "mnist1d_16k")
+                else f"use one of {', '.join(PUBLISHED_DATASETS)}"
             )
             raise InputError(f"there is nothing to fetch or check for dataset {name!r}; {remedy}.")
-    return list(dict.fromkeys(names)) if names else list(SOURCES)
+    return list(dict.fromkeys(names)) if names else list(PUBLISHED_DATASETS)

@@ -19,10 +19,19 @@ REGIME_ROWS = 8  # gradients in float64 that the regime report holds for each mi
 REGIME_BYTES = 4 * 2**30
 MODEL_COPIES = 3  # parameters, their gradient, and the copy that a Problem works on
 MOST_LAYERS = 1000  # beyond, the autograd graph alone takes longer than anybody waits
-Dataset = Annotated[str, typer.Option(help="mnist1d or fashion-mnist.")]
-Model = Annotated[str, typer.Option(help="mlp, the ReLU network of the paper.")]
-Width = Annotated[int, typer.Option(help="Width of its hidden layers.")]
-Depth = Annotated[int, typer.Option(help="Number of its hidden layers.")]
+MODELS = ("mlp", "wide_resnet")
+OF_A_RUN = ("dataset", "model", "width", "depth", "train_size", "weights", "problem")  # what --run says by itself
+Folder = Annotated[Path | None, typer.Argument(help="A folder of results, for --run.", show_default=False)]
+Run = Annotated[
+    str | None,
+    typer.Option(metavar="HASH", help="A trained run of FOLDER, by the first digits of its hash; needs kept weights."),
+]
+Dataset = Annotated[
+    str, typer.Option(help="mnist1d, mnist1d_16k, fashion_mnist or cifar10, as studies standardise it.")
+]
+Model = Annotated[str, typer.Option(help="mlp, or wide_resnet for images.")]
+Width = Annotated[int, typer.Option(help="Width of the hidden layers, or the factor k of a Wide-ResNet.")]
+Depth = Annotated[int, typer.Option(help="Number of hidden layers; 10, 16, … for a Wide-ResNet.")]
 TrainSize = Annotated[int | None, typer.Option(help="N: use the first N training examples.")]
 Weights = Annotated[Path | None, typer.Option(help="A safetensors file with the parameters; else initialisation.")]
 Custom = Annotated[str | None, typer.Option("--problem", help="module:function that returns a tacit.Problem instead.")]
@@ -38,6 +47,9 @@ def register(app: typer.Typer) -> None:
 
 
 def measure(
+    context: typer.Context,
+    folder: Folder = None,
+    run: Run = None,
     dataset: Dataset = "mnist1d",
     model: Model = "mlp",
     width: Width = 64,
@@ -61,9 +73,14 @@ def measure(
         tacit measure --weights run.safetensors --sample 512 --learning-rate 0.125
 
         tacit measure --problem mypackage.mymodule:make_problem --json seen.json
+
+        tacit measure runs/stripes --run 3f2a
     """
     check_output_file("--json", json)
-    posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
+    if run is not None or folder is not None:
+        posed = _trained(context, folder, run)
+    else:
+        posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
     seen = _measure(posed, batch_size, learning_rate, sample, confidence, seed)
     print(seen)
     _write(json, seen.to_json())
@@ -144,6 +161,30 @@ def _print_price(advice: Advice, posed: Problem, *, wanted: bool) -> None:
         print(advice.price(posed.model, posed.loss_fn, posed.inputs[:size], posed.targets[:size]))
 
 
+def _trained(context: typer.Context, folder: Path | None, run: str | None) -> Problem:
+    """A run as it was trained. Its model and data are in its row: options that say otherwise are refused."""
+    if folder is None or run is None:
+        found = f"--run {run}" if folder is None else f"the folder {folder}"
+        raise InputError(f"{found} is given alone; expected both, such as `tacit measure runs/stripes --run 3f2a`.")
+    given = [name for name in OF_A_RUN if _was_given(context, name)]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} is given beside --run {run}, which has its own model and data; leave {option} out.")
+    from tacit._own_code import source_file
+    from tacit.studies.trained import find_run, trained_problem
+
+    results, spec = find_run(folder, run)
+    for name, code in (spec.own_code or {}).items():
+        print(f"imports {name} from {source_file(name)} (sha256 {code})")
+    print(f"run {spec.hash}: {spec.model} on {spec.dataset}, seed {spec.seed}")
+    return trained_problem(results, spec)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _measure(
     posed: Problem,
     batch_size: list[int] | None,
@@ -181,30 +222,45 @@ def _problem(
         from tacit.cli._imported import imported
 
         return imported(custom)()
-    if model != "mlp":
-        raise InputError(f"--model {model!r} is unknown; use mlp, or --problem module:function for your own.")
+    from tacit.studies.data.facts import DATASETS
+
+    dataset = dataset.replace("-", "_")
+    if model not in MODELS:
+        raise InputError(
+            f"--model {model!r} is unknown; use {' or '.join(MODELS)}, or --problem module:function for your own."
+        )
     if width < 1 or depth < 0:
         raise InputError(f"--width {width} --depth {depth}; expected a width of at least 1 and a depth of at least 0.")
+    if dataset not in DATASETS:
+        raise InputError(f"--dataset {dataset!r} is unknown; use one of {', '.join(DATASETS)}.")
+    facts = DATASETS[dataset]
+    if model == "wide_resnet" and len(facts.shape) != 3:
+        raise InputError(
+            f"--model wide_resnet is for images; {dataset} has none. Use --model mlp or --dataset cifar10."
+        )
+    size = facts.train_size if train_size is None else train_size
+    if not 2 <= size <= facts.train_size:
+        raise InputError(f"--train-size {size}; expected 2 to {facts.train_size} for {dataset}.")
+    if model == "mlp":
+        _check_model_fits(facts.features, width, depth)
     import torch
     from torch.nn import functional as F
 
     from tacit._random import generator
     from tacit.problem import Problem
-    from tacit.studies.data.load import load, load_fashion_mnist
-    from tacit.studies.train.models import mlp
+    from tacit.studies.data.load import load
+    from tacit.studies.train.examples import standardised
+    from tacit.studies.train.models import mlp, wide_resnet
 
-    if dataset in ("fashion-mnist", "fashion_mnist"):  # the second is how study files write it
-        data = load_fashion_mnist()
-    elif dataset == "mnist1d":
-        data = load(dataset)
+    data, draws = load(dataset), generator(seed, "init")
+    inputs = standardised(data.train_inputs[:size], facts).between(0, size)
+    targets = torch.from_numpy(data.train_targets[:size].copy())
+    if model == "mlp":
+        inputs = inputs.flatten(1)
+        network: torch.nn.Module = mlp([facts.features, *[width] * depth, facts.classes], draws)
     else:
-        raise InputError(f"--dataset {dataset!r} is unknown; use mnist1d or fashion-mnist.")
-    _check_model_fits(data.train_inputs.shape[1], width, depth)
-    size = len(data.train_inputs) if train_size is None else train_size
-    if not 2 <= size <= len(data.train_inputs):
-        raise InputError(f"--train-size {size}; expected 2 to {len(data.train_inputs)} for {dataset}.")
-    inputs, targets = (torch.from_numpy(part[:size].copy()) for part in (data.train_inputs, data.train_targets))
-    network = mlp([inputs.shape[1], *[width] * depth, 10], generator(seed, "init"))
+        inputs = inputs.contiguous()
+        network = wide_resnet(depth, width, classes=facts.classes, channels=facts.shape[0], generator=draws)
     if weights is not None:
         _load(network, weights)
     return Problem(network, F.cross_entropy, (inputs, targets), batch_size=min(32, size), remainder="drop")

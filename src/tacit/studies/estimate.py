@@ -20,6 +20,9 @@ from tacit.studies.train.packing import Fleet, finishing_time
 
 KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
 DEFAULT_RATE = 15_000.0  # before anything was measured: a core of 2020's servers; estimates by it are called rough
+# A rate beyond this is a mistake of a clock or of an earlier version: no core multiplies a million times as fast as
+# it ticks. One such rate would call a study of a year an affair of seconds.
+LARGEST_RATE = 1e7
 YEAR = 365.25 * 24 * 3600.0
 _SEEN: dict[str, list[float]] = {}  # for this process, when the cache cannot be written
 
@@ -36,7 +39,9 @@ def stored_rate(workers: int) -> float | None:
 
 
 def store_rate(workers: int, rate: float) -> None:
-    """Best effort: without a writable cache the next process measures again."""
+    """Keep a measured rate. Best effort: without a writable cache the next process measures again."""
+    if not 0 < rate <= LARGEST_RATE:
+        return
     key = _key(workers)
     _SEEN[key] = [*_rates(workers), rate][-KEPT:]
     with contextlib.suppress(TacitError):
@@ -100,7 +105,7 @@ def _key(workers: int) -> str:
 def _rates(workers: int) -> list[float]:
     found = _read().get(_key(workers), _SEEN.get(_key(workers), []))
     listed = found if isinstance(found, list) else [found]  # one number: a cache of an earlier version
-    return [float(rate) for rate in listed if isinstance(rate, int | float) and rate > 0][-KEPT:]
+    return [float(rate) for rate in listed if isinstance(rate, int | float) and 0 < rate <= LARGEST_RATE][-KEPT:]
 
 
 def _read() -> dict[str, object]:

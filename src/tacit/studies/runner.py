@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tacit._counted import counted
 from tacit.studies import estimate
 from tacit.studies.data.facts import DATASETS
 from tacit.studies.data.load import load
@@ -86,6 +87,7 @@ def run(
                 watcher.warned(message)
             fleets = folder.open_for(study)
             folder.tidy_finished()
+            _warn_without_weights(folder, study, watcher)
             if not fleets:
                 watcher.planned(Plan(study, (), workers or cores(), 0.0))
                 return folder.rows_of(study.runs)
@@ -97,11 +99,21 @@ def run(
             rate = _rate(fleets, executor, workers=count, local_cores=local_cores)
             seconds = seconds_left(folder, fleets, workers=count, rate=rate)
             watcher.planned(Plan(study, tuple(fleets), count, seconds, rough=rate is None))
-            writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds)
+            writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds, study.keep_weights)
             writer.train(executor, keep_rate=functools.partial(estimate.store_rate, count) if local_cores else None)
     finally:
         watcher.ended()
     return folder.rows_of(study.runs)
+
+
+def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher) -> None:
+    """A finished run is never trained again, not even for its weights."""
+    lacking = len(folder.without_weights(study.runs)) if study.keep_weights else 0
+    if lacking:
+        watcher.warned(
+            f"{counted(lacking, 'run')} of {study.name} finished before keep_weights was set: a finished run is not "
+            "trained again, so it has no weights. Use another folder (--into) to train it with weights."
+        )
 
 
 def _prepare(runs: Sequence[RunSpec]) -> None:

@@ -12,7 +12,7 @@ from archives import CONTENTS, content, own_members, packed, published, tar
 
 from tacit import cli
 from tacit.studies.data.check import check_content, check_file, check_published, check_root, check_sums
-from tacit.studies.data.published import ARCHIVE, SOURCES
+from tacit.studies.data.published import ARCHIVE, PUBLISHED_DATASETS
 
 ARCHIVED = packed(tar(own_members()), name="x")
 IMAGES = packed(b"images" * 50, name="images")
@@ -52,9 +52,9 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
 def test_the_same_contents_in_another_wrapper_are_right(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     path.write_bytes(packed(tar(own_members()), level=1))
-    finding = check_published(path, published(ARCHIVED, CONTENTS))
-    assert finding.right
-    assert "packed in another way" in finding.words
+    checked = check_published(path, published(ARCHIVED, CONTENTS))
+    assert checked.right
+    assert "packed in another way" in checked.words
 
 
 def test_an_unpacked_file_is_checked_by_its_own_bytes(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_sums_that_disagree_with_a_file_are_found(tmp_path: Path) -> None:
         ("nonsense\n", "line 1"),
     ]:
         (tmp_path / "SHA256SUMS").write_text(line)
-        (finding,) = check_sums(tmp_path)
-        assert finding.right == (expected == "agrees")
-        assert any(part in finding.words for part in expected.split("|"))
+        (checked,) = check_sums(tmp_path)
+        assert checked.right == (expected == "agrees")
+        assert any(part in checked.words for part in expected.split("|"))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -91,7 +91,7 @@ def test_the_data_beside_the_checkout_is_right_file_by_file(
 ) -> None:
     assert run(monkeypatch, "verify", "--data-dir", str(data_dir)) == 0
     shown = capsys.readouterr().out
-    for source in SOURCES.values():
+    for source in PUBLISHED_DATASETS.values():
         for file in source.files:
             (line,) = (line for line in shown.splitlines() if f"{file.name} " in line)
             assert line.startswith("right")
@@ -109,7 +109,7 @@ def small_copy(data_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_flipped_byte_in_a_real_file_is_found(small_copy: Path, number: int) -> None:
-    path = small_copy / "fashion-mnist" / SOURCES["fashion_mnist"].files[number].name
+    path = small_copy / "fashion-mnist" / PUBLISHED_DATASETS["fashion_mnist"].files[number].name
     whole = path.read_bytes()
     places = {"time in the header": 5, "name in the header": 12, "stored length": len(whole) - 1}
     for where, at in {**places, "checksum": len(whole) - 6, "middle": len(whole) // 2}.items():
@@ -161,11 +161,11 @@ def test_a_flipped_byte_in_the_real_archive_is_found_and_its_member_named(data_d
             before = handle.read(1)
             handle.seek(at)
             handle.write(bytes([before[0] ^ 16]))
-        (finding,) = check_root("cifar10", tmp_path)
-        assert not finding.right
-        assert named in finding.words
+        (checked,) = check_root("cifar10", tmp_path)
+        assert not checked.right
+        assert named in checked.words
         with open(path, "r+b") as handle:
             handle.seek(at)
             handle.write(before)
-    (finding,) = check_root("cifar10", tmp_path)
-    assert finding.right
+    (checked,) = check_root("cifar10", tmp_path)
+    assert checked.right

@@ -5,26 +5,35 @@ from __future__ import annotations
 import contextlib
 import tarfile
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from archives import CONTENTS, MEMBERS, own_members, tar
-from hypothesis import given
+from archives import CONTENTS, MEMBERS, own_members, packed, tar
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tacit.studies.data import cifar10
 from tacit.studies.data import files as data_files
-from tacit.studies.data.cifar10 import FOLDER, RECORD, members, parse_records
+from tacit.studies.data.cifar10 import FOLDER, RECORD, parse_records, read_archive
 from tacit.studies.data.facts import DATASETS
 from tacit.studies.data.load import load
 from tacit.studies.data.streams import UnreadableError
 
 WHOLE = tar(own_members())
+Read = Callable[[bytes], dict[str, bytes]]
 
 
-def read(raw: bytes) -> dict[str, bytes]:
-    return {found.name: batch for found, batch in members([raw], CONTENTS)}
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[bytes], dict[str, bytes]]:
+    """The members of a tar archive, packed with gzip, by name."""
+
+    def members(raw: bytes) -> dict[str, bytes]:
+        (tmp_path / "archive").write_bytes(packed(raw, level=1))
+        return {found.name: batch for found, batch in read_archive(tmp_path / "archive", CONTENTS)}
+
+    return members
 
 
 def test_the_archive_gives_the_published_sets(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +61,12 @@ def test_the_second_load_reads_no_published_file(data_dir: Path, monkeypatch: py
     load(name)
 
 
-def test_members_come_whole_in_any_order_beside_others() -> None:
+def test_members_come_whole_in_any_order_beside_others(read: Read) -> None:
     others = [(f"{FOLDER}/batches.meta.txt", b"names"), (f"{FOLDER}/readme.html", bytes(700))]
     assert read(tar([*reversed(own_members()), *others])) == MEMBERS
 
 
-def test_names_count_only_exactly_and_are_never_paths() -> None:
+def test_names_count_only_exactly_and_are_never_paths(read: Read) -> None:
     evil = [
         (f"../{FOLDER}/batch_1.bin", b"x"),
         ("/etc/passwd", b"x"),
@@ -69,26 +78,28 @@ def test_names_count_only_exactly_and_are_never_paths() -> None:
         read(tar([*evil, *own_members()[1:]]))
 
 
-def test_a_member_twice_is_refused() -> None:
-    with pytest.raises(UnreadableError, match=r"batch_2\.bin twice"):
-        read(tar([*own_members(), own_members()[1]]))
+def test_the_first_of_two_members_of_a_name_is_read(read: Read) -> None:
+    name, raw = own_members()[1]
+    assert read(tar([*own_members(), (name, raw[:-1] + b"x")])) == MEMBERS
+    with pytest.raises(UnreadableError, match=r"a changed batch_2\.bin"):
+        read(tar([(name, raw[:-1] + b"x"), *own_members()]))
 
 
-def test_a_changed_member_is_named() -> None:
+def test_a_changed_member_is_named(read: Read) -> None:
     name, raw = own_members()[1]
     with pytest.raises(UnreadableError, match=r"a changed batch_2\.bin"):
         read(tar([own_members()[0], (name, b"\xff" + raw[1:]), own_members()[2]]))
 
 
-def test_a_member_of_another_size_or_kind_is_named() -> None:
+def test_a_member_of_another_size_or_kind_is_named(read: Read) -> None:
     name, raw = own_members()[0]
-    with pytest.raises(UnreadableError, match=r"batch_1\.bin with 202 bytes; expected a file of 201"):
+    with pytest.raises(UnreadableError, match=r"more than the 201 bytes of batch_1\.bin"):
         read(tar([(name, raw + b"x")]))
-    with pytest.raises(UnreadableError, match=r"batch_1\.bin with 0 bytes"):
+    with pytest.raises(UnreadableError, match=r"batch_1\.bin as something else than a file"):
         read(tar([(name, b"")], kinds={name: tarfile.SYMTYPE}))
 
 
-def test_a_header_that_promises_terabytes_is_refused_in_little_memory() -> None:
+def test_a_header_that_promises_terabytes_is_refused_in_little_memory(read: Read) -> None:
     facts = tarfile.TarInfo("huge")
     facts.size = 1 << 40
     header = facts.tobuf(format=tarfile.GNU_FORMAT)
@@ -99,32 +110,38 @@ def test_a_header_that_promises_terabytes_is_refused_in_little_memory() -> None:
         for raw in (header, octal.tobuf(format=tarfile.USTAR_FORMAT)):
             with pytest.raises(UnreadableError):
                 read(raw + bytes(1 << 16))
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        assert (
+            tracemalloc.get_traced_memory()[1] < 2 << 20
+        )  # gzip and tarfile have buffers; the member has 8 GB or more
     finally:
         tracemalloc.stop()
 
 
-def test_many_small_members_are_refused_at_last() -> None:
-    with pytest.raises(UnreadableError, match="does not belong to CIFAR-10"):
-        read(tar([("x", bytes(60_000))] * 20))
+def test_many_small_members_are_refused_at_last(read: Read) -> None:
+    with pytest.raises(UnreadableError, match="unpacks to more than"):
+        read(tar([("x", bytes(60_000))] * 40))
 
 
-def test_every_flipped_byte_of_a_tar_is_found() -> None:
-    for at in (*range(6 * 512), *range(6 * 512, len(WHOLE), 97)):  # every byte of the members, some of the zeros behind
+def test_a_flipped_byte_of_a_tar_is_found_or_is_not_part_of_a_batch(read: Read) -> None:
+    for at in (*range(0, 6 * 512, 7), *range(6 * 512, len(WHOLE), 997)):
         raw = WHOLE[:at] + bytes([WHOLE[at] ^ 1]) + WHOLE[at + 1 :]
-        with pytest.raises(UnreadableError):
-            read(raw)
+        try:
+            assert read(raw) == MEMBERS  # padding, and the zeros behind
+        except UnreadableError:
+            continue
+        assert not any(start <= at < start + 512 for start in range(0, 6 * 512, 1024)), "a header has its own checksum"
 
 
-def test_every_shortened_tar_is_refused() -> None:
-    end = 6 * 512 + 1  # three headers and batches of one block each, then two blocks of zeros and padding
-    for length in range(end):
+def test_every_tar_that_lacks_a_byte_of_a_batch_is_refused(read: Read) -> None:
+    end = 5 * 512 + len(MEMBERS["batch_3.bin"])  # three headers and batches of one block each
+    for length in range(0, end, 3):
         with pytest.raises(UnreadableError):
             read(WHOLE[:length])
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # each example writes the file anew
 @given(st.binary(max_size=600), st.integers(0, len(WHOLE)))
-def test_no_bytes_make_the_reader_fail_in_another_way(noise: bytes, at: int) -> None:
+def test_no_bytes_make_the_reader_fail_in_another_way(read: Read, noise: bytes, at: int) -> None:
     for raw in (noise, WHOLE[:at] + noise + WHOLE[at + len(noise) :]):
         with contextlib.suppress(UnreadableError):
             assert read(raw) == MEMBERS

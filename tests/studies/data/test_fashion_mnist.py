@@ -12,7 +12,7 @@ from tacit.studies.data import files as data_files
 from tacit.studies.data.facts import DATASETS
 from tacit.studies.data.fashion_mnist import CONTENTS, parse_idx
 from tacit.studies.data.files import Copy
-from tacit.studies.data.load import load, load_fashion_mnist
+from tacit.studies.data.load import load
 from tacit.studies.data.streams import UnreadableError
 
 
@@ -24,14 +24,6 @@ def test_the_files_give_the_published_sets(data_dir: Path, monkeypatch: pytest.M
     assert (data.train_inputs.dtype, data.train_targets.dtype) == (np.uint8, np.int64)
     assert np.bincount(data.train_targets).tolist() == [6000] * 10
     assert data.train_targets[:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
-
-
-def test_rows_are_standardised_by_the_training_set(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TACIT_DATA", str(data_dir))
-    data = load_fashion_mnist()
-    assert data.train_inputs.shape == (60_000, 784)
-    assert abs(float(data.train_inputs.mean(dtype="float64"))) < 1e-6  # float32 rounding of 47 million entries
-    assert float(data.train_inputs.std(dtype="float64")) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_file_with_other_bytes_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""CIFAR-10 from its binary version: six members read straight from the tar.gz, nothing extracted, nothing unpickled."""
+"""CIFAR-10 from its binary version: six batches of records in a tar.gz. Nothing is unpickled."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit.studies.data.facts import Data
-from tacit.studies.data.streams import Content, UnreadableError
+from tacit.studies.data.streams import Content, UnreadableError, read_members
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,104 +26,12 @@ CONTENTS = tuple(
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     }.items()
 )
-BLOCK = 512  # of tar
-OTHERS = 1 << 20  # bytes that members we don't read (names of classes, a readme) may have together
+OTHERS = 2 << 20  # bytes beside the batches: headers, padding, names of classes, a readme
 
 
-def largest(contents: Sequence[Content] = CONTENTS) -> int:
-    """Bytes that a tar archive of these contents may have: with headers, padding, other members, and zeros behind."""
-    return sum(content.size + 2 * BLOCK for content in contents) + 2 * OTHERS
-
-
-class _Reader:
-    """Exact numbers of bytes from pieces of any length, holding one request and one piece at most."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self.parts = iter(parts)
-        self.held = b""
-
-    def take(self, size: int) -> bytes:
-        """`size` bytes; fewer where the stream ends."""
-        found, missing = [], size
-        while missing:
-            if not self.held:
-                self.held = next(self.parts, b"")
-                if not self.held:
-                    break
-            part, self.held = self.held[:missing], self.held[missing:]
-            found.append(part)
-            missing -= len(part)
-        return b"".join(found)
-
-
-def members(tar: Iterable[bytes], contents: Sequence[Content] = CONTENTS) -> Iterator[tuple[Content, bytes]]:
-    """The published members of a tar stream, each whole and checked, in the stream's order; read to its very end.
-
-    Only the exact names FOLDER/NAME count. Other members are skipped, up to OTHERS bytes together: their names are
-    never used as paths, so it doesn't matter where they point.
-    """
-    reader, wanted = _Reader(tar), {f"{FOLDER}/{content.name}": content for content in contents}
-    seen: set[str] = set()
-    left = OTHERS
-    while True:
-        header = reader.take(BLOCK)
-        if not header.strip(b"\0"):
-            if len(header) < BLOCK:
-                raise UnreadableError("ends before the end of its tar archive")
-            break
-        name, size, kind = _parse_header(header)
-        content = wanted.get(name)
-        if content is None:
-            left -= size + BLOCK
-            if left < 0:
-                raise UnreadableError(f"holds {name[:80]!r}, which does not belong to CIFAR-10")
-            reader.take(-(-size // BLOCK) * BLOCK)
-            continue
-        if name in seen:
-            raise UnreadableError(f"holds {content.name} twice")
-        if kind not in (b"0", b"\0") or size != content.size:
-            raise UnreadableError(f"holds {content.name} with {size:,} bytes; expected a file of {content.size:,}")
-        seen.add(name)
-        yield content, _checked(reader, content)
-    while rest := reader.take(1 << 16):
-        if rest.strip(b"\0"):
-            raise UnreadableError("has other bytes after the end of its tar archive")
-    missing = [content.name for name, content in wanted.items() if name not in seen]
-    if missing:
-        raise UnreadableError(f"lacks {', '.join(missing)}")
-
-
-def _parse_header(header: bytes) -> tuple[str, int, bytes]:
-    """Name, size and kind of a tar member, after the header's own checksum."""
-    try:
-        if len(header) < BLOCK:
-            raise ValueError
-        stated = int(header[148:156].strip(b"\0 "), 8)
-        size = int(header[124:136].strip(b"\0 ") or b"0", 8)
-        if stated != sum(header[:148]) + 8 * ord(" ") + sum(header[156:]) or size < 0:
-            raise ValueError
-    except ValueError:
-        raise UnreadableError("is not a tar archive, or a header in it is damaged") from None
-    name = header[:100].split(b"\0")[0]
-    prefix = header[345:500].split(b"\0")[0] if header[257:262] == b"ustar" else b""
-    full = prefix + b"/" + name if prefix else name
-    return full.decode("ascii", errors="backslashreplace"), size, header[156:157]
-
-
-def _checked(reader: _Reader, content: Content) -> bytes:
-    try:
-        raw = reader.take(content.size)
-        padding = reader.take(-content.size % BLOCK)
-    except UnreadableError as error:
-        raise UnreadableError(f"{error}, in {content.name}") from None
-    if len(raw) < content.size:
-        raise UnreadableError(f"ends in {content.name}")
-    found = hashlib.sha256(raw).hexdigest()
-    if found != content.sha256:
-        raise UnreadableError(f"holds a changed {content.name}: SHA-256 {found[:12]}…, expected {content.sha256[:12]}…")
-    if padding.strip(b"\0"):
-        raise UnreadableError(f"has other bytes behind {content.name}")
-    return raw
+def read_archive(path: Path, contents: Sequence[Content] = CONTENTS) -> Iterator[tuple[Content, bytes]]:
+    """The six batches of the published archive, each checked."""
+    return read_members(path, contents, folder=FOLDER, others=OTHERS)
 
 
 def parse_records(raw: bytes) -> tuple[np.ndarray, np.ndarray]:

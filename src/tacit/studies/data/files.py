@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tacit.studies.data import cifar10, fashion_mnist
 from tacit.studies.data.cache import cache_folder
 from tacit.studies.data.facts import Data
 from tacit.studies.data.published import ARCHIVE
-from tacit.studies.data.streams import Content, UnreadableError, pieces, unpacked, whole
+from tacit.studies.data.streams import Content, UnreadableError, read_content
 
 DEBIAN = Path("/usr/share/datasets")  # of the package dataset-fashion-mnist
 CHECKOUT = Path(__file__).parents[3]
@@ -91,27 +91,15 @@ def read(copy: Copy) -> Data:
     if len(copy.files) > 1:
         return cifar10.decode(_contents(copy, cifar10.CONTENTS))
     try:
-        return cifar10.decode(archive_members(pieces(copy.files[0])))
+        return cifar10.decode(cifar10.read_archive(copy.files[0]))
     except UnreadableError as error:
         raise _refused(copy, copy.files[0], error) from None
-
-
-def read_content(parts: Iterable[bytes], content: Content, *, packed: bool) -> bytes:
-    """One file's published bytes, packed with gzip or not."""
-    return whole(unpacked(parts, limit=content.size) if packed else parts, content)
-
-
-def archive_members(
-    parts: Iterable[bytes], contents: Sequence[Content] = cifar10.CONTENTS
-) -> Iterator[tuple[Content, bytes]]:
-    """CIFAR-10's six batches from the bytes of an archive, each checked."""
-    return cifar10.members(unpacked(parts, limit=cifar10.largest(contents)), contents)
 
 
 def _contents(copy: Copy, contents: Iterable[Content]) -> Iterator[tuple[Content, bytes]]:
     for path, content in zip(copy.files, contents, strict=True):
         try:
-            yield content, read_content(pieces(path), content, packed=path.suffix == ".gz")
+            yield content, read_content(path, content, packed=path.suffix == ".gz")
         except UnreadableError as error:
             raise _refused(copy, path, error) from None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacit._errors import InputError
+from tacit._errors import InputError, TacitError
 from tacit._own_code import call, is_own
-from tacit.studies.data import download, download_bar, files, mnist1d
+from tacit.studies.data import download, files, mnist1d
 from tacit.studies.data.cache import cache_folder, read_arrays, write_arrays
 from tacit.studies.data.facts import ARRAYS, DATASETS, PUBLISHED, Data
 from tacit.studies.data.files import Copy
@@ -91,24 +91,13 @@ def _fetched(name: str) -> Copy:
     """First use: fetch the files, or say what to do."""
     found = files.incomplete(name)
     try:
-        download.fetch(name, watch=download_bar.Bar())
-    except InputError as error:
+        download.fetch(name)
+    except TacitError as error:
         where = f" ({found})" if found else ""
-        raise InputError(
+        raise type(error)(
             f"dataset {name} is not here{where}: run `tacit data get {name}`, or set TACIT_DATA to a folder with it. "
             f"Now {str(error).rstrip('.')}."
         ) from None
     copy = files.locate(name)
     assert copy is not None
     return copy
-
-
-def load_fashion_mnist() -> Data:
-    """All images as rows of 784 numbers, standardised together by the training set's mean and standard deviation.
-
-    Studies standardise each image by itself, on the device; this is for measurements that want plain rows.
-    """
-    data = load("fashion_mnist")
-    rows = [images.reshape(len(images), -1).astype("float32") / 255 for images in (data.train_inputs, data.test_inputs)]
-    train, test = mnist1d.standardise(*rows)
-    return Data(train, data.train_targets, test, data.test_targets)

@@ -44,7 +44,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedDataset:
     """One dataset: the folder it has in our own layout, its files, and whom to thank."""
 
     title: str
@@ -66,8 +66,8 @@ def _fashion(number: int, authors: tuple[int, str], debian: tuple[int, str]) -> 
     return Published(name, (content,), wrappers, tuple(base + name for base in bases))
 
 
-SOURCES = {
-    "fashion_mnist": Source(
+PUBLISHED_DATASETS = {
+    "fashion_mnist": PublishedDataset(
         title="Fashion-MNIST",
         folder="fashion-mnist",
         files=(
@@ -95,7 +95,7 @@ SOURCES = {
         homepage="https://github.com/zalandoresearch/fashion-mnist",
         terms="MIT licence, © 2017 Zalando SE; Xiao, Rasul, Vollgraf, arXiv:1708.07747",
     ),
-    "cifar10": Source(
+    "cifar10": PublishedDataset(
         title="CIFAR-10",
         folder="cifar-10",
         files=(

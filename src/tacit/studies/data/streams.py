@@ -1,16 +1,20 @@
-"""Bytes of data files, in pieces: read, unpacked and measured with bounded memory, whatever the file holds."""
+"""Published bytes out of files: plain, packed with gzip, or inside a tar archive, with bounded memory in all cases."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
 import os
 import stat
+import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-PIECE = 1 << 20  # bytes: large enough for zlib's speed, small enough to be nothing
+PIECE = 1 << 20  # bytes
 
 
 class UnreadableError(Exception):
@@ -19,78 +23,102 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Content:
-    """Bytes that were published under a name: what counts, whatever is wrapped around them."""
+    """Bytes that were published under a name. Only they count: gzip headers and tar archives around them differ."""
 
     name: str
     size: int
     sha256: str
 
 
-def pieces(path: Path) -> Iterator[bytes]:
-    """The bytes of an ordinary file, piece by piece."""
+@contextlib.contextmanager
+def opened(path: Path, *, packed: bool = False) -> Iterator[IO[bytes]]:
+    """The bytes of an ordinary file, or what its gzip stream holds. Whatever reading raises is an UnreadableError."""
     try:
         with open(path, "rb", opener=_without_waiting) as handle:
             if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
                 raise UnreadableError("is not an ordinary file")
-            while piece := handle.read(PIECE):
-                yield piece
+            if not packed:
+                yield handle
+                return
+            with gzip.GzipFile(fileobj=handle) as unpacked:
+                yield unpacked  # type: ignore[misc]  # it reads as any binary file does
+    except gzip.BadGzipFile as error:
+        raise UnreadableError(f"is damaged, or not a gzip file: {error}") from None
+    except zlib.error:
+        raise UnreadableError("is a damaged gzip file") from None
+    except EOFError:
+        raise UnreadableError("ends too early") from None
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
 
 
-def unpacked(packed: Iterable[bytes], *, limit: int) -> Iterator[bytes]:
-    """What a gzip stream holds, piece by piece: one stream, checked by its own CRC, of at most `limit` bytes.
+def read_content(path: Path, content: Content, *, packed: bool) -> bytes:
+    """The published bytes of a file, packed with gzip or not."""
+    with opened(path, packed=packed) as stream:
+        return _checked(stream, content)
 
-    Stops with UnreadableError at the first byte too many, so a small file cannot fill memory or time.
+
+def read_members(
+    path: Path, contents: Sequence[Content], *, folder: str, others: int
+) -> Iterator[tuple[Content, bytes]]:
+    """The published members FOLDER/NAME of a tar.gz, each whole and checked, in the archive's order.
+
+    Nothing is extracted and no name is used as a path. At most `others` bytes are unpacked beside the members.
     """
-    machine = zlib.decompressobj(wbits=31)  # 31: a gzip header and trailer are demanded and checked
-    total, begun = 0, False
-    for piece in packed:
-        begun = True
-        if machine.eof:
-            raise UnreadableError("has more bytes after the end of its gzip stream")
-        rest = piece
-        while rest and not machine.eof:
-            try:
-                made = machine.decompress(rest, PIECE)
-            except zlib.error:
-                where = f"is damaged after {total:,} unpacked bytes" if total else "is not a gzip file"
-                raise UnreadableError(where) from None
-            rest = machine.unconsumed_tail
-            total += len(made)
-            if total > limit:
-                raise UnreadableError(f"unpacks to more than {limit:,} bytes")
-            if made:
-                yield made
-        if machine.unused_data:
-            raise UnreadableError("has more bytes after the end of its gzip stream")
-    if not machine.eof:
-        raise UnreadableError(f"ends too early, after {total:,} unpacked bytes" if begun else "is empty")
-
-
-def whole(parts: Iterable[bytes], content: Content) -> bytes:
-    """The parts as one value, if they are the published bytes, of which no more than the published number are held."""
-    held = bytearray()
-    for part in parts:
-        if len(held) + len(part) > content.size:
-            raise UnreadableError(f"holds more than the {content.size:,} bytes of {content.name}")
-        held += part
-    if len(held) < content.size:
-        raise UnreadableError(f"holds {len(held):,} bytes; {content.name} has {content.size:,}")
-    found = hashlib.sha256(held).hexdigest()
-    if found != content.sha256:
-        raise UnreadableError(
-            f"holds other bytes: SHA-256 {found[:12]}… where {content.name} has {content.sha256[:12]}…"
-        )
-    return bytes(held)
+    wanted = {f"{folder}/{content.name}": content for content in contents}
+    with opened(path, packed=True) as unpacked:
+        stream = _Bounded(unpacked, limit=sum(content.size for content in contents) + others)
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # `read` is enough
+                for member in archive:
+                    if member.size > stream.left:  # skipping it would take tarfile hours, also where there are no bytes
+                        raise UnreadableError(f"unpacks to more than {stream.limit:,} bytes")
+                    content = wanted.pop(member.name, None)
+                    if content is None:
+                        continue
+                    held = archive.extractfile(member) if member.isreg() else None
+                    if held is None:
+                        raise UnreadableError(f"holds {content.name} as something else than a file")
+                    yield content, _checked(held, content)
+        except (tarfile.TarError, ValueError, OverflowError):
+            raise UnreadableError("is not a tar archive, or a header in it is damaged") from None
+        while stream.read(PIECE):  # to the end, where gzip checks its own sum
+            pass
+    if wanted:
+        raise UnreadableError(f"lacks {', '.join(content.name for content in wanted.values())}")
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file as it lies on the disk."""
-    digest = hashlib.sha256()
-    for piece in pieces(path):
-        digest.update(piece)
-    return digest.hexdigest()
+    with opened(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _checked(stream: IO[bytes], content: Content) -> bytes:
+    """All bytes of a stream, if they are the published ones. No more than one byte beyond their number is read."""
+    raw = stream.read(content.size + 1)
+    if len(raw) > content.size:
+        raise UnreadableError(f"holds more than the {content.size:,} bytes of {content.name}")
+    if len(raw) < content.size:
+        raise UnreadableError(f"holds {len(raw):,} bytes; {content.name} has {content.size:,}")
+    found = hashlib.sha256(raw).hexdigest()
+    if found != content.sha256:
+        raise UnreadableError(f"holds a changed {content.name}: SHA-256 {found[:12]}…, expected {content.sha256[:12]}…")
+    return raw
+
+
+class _Bounded:
+    """A stream that ends with UnreadableError at the first byte too many: a small file may unpack to terabytes."""
+
+    def __init__(self, stream: IO[bytes], *, limit: int) -> None:
+        self.stream, self.limit, self.left = stream, limit, limit
+
+    def read(self, size: int) -> bytes:
+        piece = self.stream.read(min(size, self.left + 1))
+        self.left -= len(piece)
+        if self.left < 0:
+            raise UnreadableError(f"unpacks to more than {self.limit:,} bytes")
+        return piece
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tacit.studies.describe.spec import LARGEST, NAME, NAME_IN_WORDS, RunSpec, number, shorten
+from tacit.studies.describe.error_messages import shorten
+from tacit.studies.describe.spec import LARGEST, NAME, NAME_IN_WORDS, RunSpec, number
 
 # Axes, scores and options of a figure that the paper does not have.
 AXES = (

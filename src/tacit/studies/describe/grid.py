@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tacit._errors import InputError
-from tacit.studies.describe.spec import RUN_KEYS, RunSpec, make_run, shorten, unknown_key
+from tacit.studies.describe.error_messages import shorten, unknown_key
+from tacit.studies.describe.spec import RUN_KEYS, RunSpec, make_run
 
 MOST_RUNS = 100_000  # a typing error in a grid should be a sentence, not a full memory
 RANGE = re.compile(r"\s*(\d{1,18}):(\d{1,18})\s*")

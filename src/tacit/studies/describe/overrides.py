@@ -8,8 +8,9 @@ from typing import Any
 
 from tacit._errors import InputError
 from tacit._parsing import parse_toml
+from tacit.studies.describe.error_messages import shorten
 from tacit.studies.describe.grid import Table, as_range, grid_tables, run_key
-from tacit.studies.describe.spec import RUN_KEYS, number, shorten
+from tacit.studies.describe.spec import RUN_KEYS, number
 
 # A run gives one of each pair; overriding one takes the other away.
 EXCLUSIVE = [{"epochs", "updates"}, {"learning_rate", "bare_learning_rate"}]
@@ -41,10 +42,13 @@ def _apply(study: Table, given: str, text: str, *, top: Iterable[str], summary: 
     if given.startswith("summary."):
         study["summary"][given.removeprefix("summary.")] = _value(text)
         return
+    if given == "keep_weights":
+        study[given] = _value(text)
+        return
     if given in top or given == "schema":
         raise InputError(
             f"override: {given} is not a value of a run; change it in the file. Overrides take "
-            f"{', '.join(RUN_KEYS)}, {', '.join(f'summary.{name}' for name in summary)}."
+            f"{', '.join(RUN_KEYS)}, keep_weights, {', '.join(f'summary.{name}' for name in summary)}."
         )
     key = run_key(given, "override")
     gone = {key} | next((pair for pair in EXCLUSIVE if key in pair), set()) | ({"seeds"} if key == "seed" else set())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -27,6 +26,7 @@ from tacit._errors import InputError
 from tacit._own_code import is_own
 from tacit.schedules import SCHEDULES
 from tacit.studies.data.facts import DATASETS
+from tacit.studies.describe.error_messages import error_message, shorten
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
 SMALLEST, LARGEST = 2.0**-126, 2.0**127  # fleets train in float32: smaller numbers are flushed to 0, larger overflow
@@ -345,7 +345,7 @@ def make_run(values: Mapping[str, Any], *, where: str = "run") -> RunSpec:
     try:
         return RunSpec.model_validate(dict(values))
     except ValidationError as error:
-        raise InputError(sentence(error, where=where, known=RUN_KEYS)) from None
+        raise InputError(error_message(error, where=where, known=RUN_KEYS, grid_keys=RUN_KEYS)) from None
 
 
 def digest(value: Any) -> str:
@@ -355,65 +355,3 @@ def digest(value: Any) -> str:
 
 def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-
-
-# -- sentences for bad input ----------------------------------------------------------------------------------------
-NUMBERS = ("learning_rate", "strength", "weight_decay", "bare_learning_rate")
-EXPECTED = {
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of ordinary size",
-    "greater_than": "a number greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "a number less than {lt}",
-    "less_than_equal": "at most {le}",
-    "bool_type": "true or false",
-    "literal_error": "{expected}",
-    "string_type": "text",
-    "dict_type": "a table",
-    "list_type": "a table, or a list of tables",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-}
-WHY = {  # the reason belongs to the sentence where a key has one value so far
-    "method": "fleets compute the exact penalty by the Gram form alone; other methods are for tacit.GradientPenalty",
-}
-
-
-def sentence(error: ValidationError, *, where: str, known: Iterable[str]) -> str:
-    """The first problem of a pydantic error: the key, what was found, what was expected."""
-    first = error.errors(include_url=False)[0]
-    steps = [str(step)[:60] for step in first["loc"]]  # a key may be as long as its file
-    key = ".".join(steps)
-    if first["type"] == "extra_forbidden":
-        return unknown_key(where, steps[-1], known)
-    if first["type"] == "missing":
-        return f"{where}: the key {key} is missing; expected it to be given."
-    if first["type"] == "value_error":
-        return f"{where}: {str(first['ctx']['error']).rstrip('.')}."
-    expected = EXPECTED.get(first["type"], "a value of another kind").format(**first.get("ctx", {}))
-    if steps[-1] in NUMBERS:
-        expected += ', such as 0.002 or "2^-9"'
-    if steps[-1] in RUN_KEYS and isinstance(first["input"], list | str) and _is_several(first["input"]):
-        expected += "; several values go into [grid]"
-    if steps[-1] in WHY:
-        expected += f": {WHY[steps[-1]]}"
-    return f"{where}: {key} is {shorten(first['input'])}; expected {expected}."
-
-
-def _is_several(value: list[Any] | str) -> bool:
-    return isinstance(value, list) or re.fullmatch(r"\s*\d+:\d+\s*", value) is not None
-
-
-def unknown_key(where: str, key: str, known: Iterable[str]) -> str:
-    known, key = list(known), key if len(key) <= 60 else f"{key[:59]}…"
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f" did you mean {close[0]}?" if close else ""
-    return f"{where}: the key {key} is unknown;{hint} known keys: {', '.join(known)}."
-
-
-def shorten(value: Any, *, length: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= length else text[: length - 1] + "…"

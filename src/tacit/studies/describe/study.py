@@ -9,15 +9,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tacit._errors import InputError
 from tacit._own_code import source_hashes
 from tacit._parsing import MEGABYTE, parse_toml, read_bounded
+from tacit.studies.describe.error_messages import error_message, shorten
 from tacit.studies.describe.figure_options import check_figures
 from tacit.studies.describe.grid import Table, expand
 from tacit.studies.describe.overrides import override
-from tacit.studies.describe.spec import NAME, NAME_IN_WORDS, RunSpec, digest, own_names, sentence, shorten
+from tacit.studies.describe.spec import NAME, NAME_IN_WORDS, RunSpec, digest, own_names
 
 SCHEMA = 1
 MOST_BYTES = MEGABYTE  # of a study file
@@ -60,6 +70,7 @@ class Study(BaseModel):
     grid: list[Table] = []
     summary: Summary = Summary()
     figures: dict[str, Table] = {}
+    keep_weights: bool = False  # whether the final parameters of each run are stored; no part of a run's identity
 
     @field_validator("name")
     @classmethod
@@ -73,6 +84,11 @@ class Study(BaseModel):
     def _are_understood(cls, figures: dict[str, Table]) -> dict[str, Table]:
         check_figures(figures)
         return figures
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`keep_weights` came after the first studies were stored: at its default it is left out."""
+        return {key: value for key, value in handler(self).items() if key != "keep_weights" or value}
 
     @cached_property
     def runs(self) -> tuple[RunSpec, ...]:
@@ -88,7 +104,7 @@ def load_study(source: str | Path | Study, *, overrides: Sequence[str] = ()) -> 
     """The study in a TOML file, with `key=value` overrides, or one sentence that says what is wrong with it.
 
     An override replaces the key everywhere: one value becomes fixed, a list (`a,b,c` or `0:3`, which is 0,1,2)
-    becomes part of every grid. `summary.best=3` reaches into the summary.
+    becomes part of every grid. `summary.best=3` changes the summary, and `keep_weights=true` that key of the study.
     """
     if isinstance(source, Study) and not overrides:
         return source  # it was validated when it was made
@@ -128,7 +144,7 @@ def parse_study(raw: Mapping[str, Any], *, where: str = "study") -> Study:
     try:
         study = Study.model_validate({**given, "schema_version": version})
     except ValidationError as error:
-        raise InputError(sentence(error, where=where, known=_known_beside(error, known))) from None
+        raise InputError(error_message(error, where=where, known=_known_beside(error, known))) from None
     _ = study.runs  # expanding validates every run
     return study
 

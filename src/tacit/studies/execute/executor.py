@@ -22,6 +22,7 @@ class FleetTask:
     fleet: Fleet
     checkpoint: bytes | None = None
     checkpoint_seconds: float = 10.0
+    keep_weights: bool = False  # whether the worker also sends the final parameters of each run
 
 
 MessageHandler = Callable[[Fleet, Message], None]

@@ -152,6 +152,7 @@ class WorkerPool(ABC):
                     "runs": [run.model_dump() for run in worker.task.fleet.runs],
                     "checkpoint_seconds": worker.task.checkpoint_seconds,
                     "progress_seconds": max(self.progress_seconds, self.workers / 100),
+                    "keep_weights": worker.task.keep_weights,
                 }
                 worker.send(Message("train", facts, worker.task.checkpoint or b""))
             elif not waiting and not self.keeps_idle:

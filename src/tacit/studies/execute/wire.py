@@ -12,13 +12,13 @@ from tacit._parsing import parse_json
 
 @dataclass(frozen=True)
 class Message:
-    """`kind` says what it is; `facts` is JSON; `content` is a checkpoint or nothing.
+    """`kind` says what it is; `facts` is JSON; `content` is a checkpoint, weights or nothing.
 
-    To a worker: `train` (runs, checkpoint_seconds, progress_seconds; content: checkpoint to go on from), `calibrate`
-    (runs), `stop`.
-    From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `rows` (rows,
-    seconds, made_by), `rate` (millions of operations per second), `stopped`, `failed` (text, input: whether it is an
-    TacitError, start: whether the worker could not even begin).
+    To a worker: `train` (runs, checkpoint_seconds, progress_seconds, keep_weights; content: checkpoint to go on from),
+    `calibrate` (runs), `stop`.
+    From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `weights`
+    (run; content: its final parameters), `rows` (rows, seconds, made_by), `rate` (millions of operations per second),
+    `stopped`, `failed` (text, input: whether it is a TacitError, start: whether the worker could not even begin).
     From an executor to a study: what workers say, but `failed` (text, attempts) means that the fleet is given up.
     """
 

@@ -72,6 +72,8 @@ def train(pipe: Pipe, message: Message, load: Load) -> None:
 
     training.advance(pause=pause)
     rows = training.rows()
+    for run, content in training.weights().items() if message.facts["keep_weights"] else ():
+        send(pipe, Message("weights", {"run": run}, content))
     send(pipe, Message("rows", {"rows": rows, "seconds": time.monotonic() - started, "made_by": made_by(training)}))
 
 
@@ -90,12 +92,16 @@ def calibrate(runs: list[dict[str, object]], load: Load) -> float:
 
     fleet = Fleet(tuple(make_run(run) for run in runs))
     training = Training(fleet, load(fleet.runs[0].dataset))
-    training.advance(until=5)  # the first calls are slow
-    started, position = time.monotonic(), training.position
-    while time.monotonic() - started < 0.5 and not training.finished:
+    started, position = time.monotonic(), 0
+    training.advance(until=5)
+    if not training.finished:  # the first calls are slow and do not count, unless there are no others
+        started, position = time.monotonic(), training.position
+    while not training.finished:
         training.advance(until=training.position + 5)
+        if time.monotonic() - started >= 0.5:
+            break
     seconds = max(time.monotonic() - started, 1e-3)
-    return fleet.cost * max(training.position - position, 1) / fleet.runs[0].minibatches / seconds
+    return fleet.cost * (training.position - position) / fleet.runs[0].minibatches / seconds
 
 
 def end_with(parent: int) -> None:

@@ -102,6 +102,20 @@ class FleetFiles:
             )
         self.write(self.checkpoint_path(fleet), content)
 
+    def weights_path(self, run: str) -> Path:
+        return self.roots[0] / "weights" / f"{run}.safetensors"
+
+    def read_weights(self, run: str) -> bytes | None:
+        """The bytes of a run's final parameters, unchecked; None when they were not kept."""
+        content = read_or_damage(self.weights_path(run), most=MOST_CHECKPOINT_BYTES)
+        if isinstance(content, Damage):
+            raise TacitError(f"{self.weights_path(run)} {content}; expected a file that `tacit run` wrote.")
+        return content
+
+    def write_weights(self, run: str, content: bytes) -> None:
+        """Store a run's final parameters. Workers send them before the rows: a row that is there has its weights."""
+        self.write(self.weights_path(run), content)
+
     def failure(self, fleet: str) -> dict[str, Any] | None:
         """`error` and `attempts` of a fleet that was given up; None when it was not."""
         try:

@@ -9,6 +9,7 @@ DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
 DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error
 DIR/fleets/ID/rows.damaged.jsonl       rows that were not trusted, moved aside: never read, replaced by the next ones
 DIR/packed/NAME.jsonl.gz               rows of a finished study in one file (`tacit pack`)
+DIR/weights/RUN.safetensors            final parameters of a run, when its study says keep_weights = true
 
 A run is finished when any file holds a trusted row of it, whichever study or fleet trained it. A file that cannot be
 read is not damaged: that is an error, and the file stays as it is. Before results had one store, each study had a
@@ -18,33 +19,16 @@ folder with a study.json: such a folder, and those directly inside DIR, are read
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from tacit._errors import InputError, TacitError
+from tacit._errors import InputError
 from tacit._parsing import parse_json
-from tacit.studies.describe.spec import LATER, RunSpec, canonical, digest
+from tacit.studies.describe.spec import digest
 from tacit.studies.describe.study import Study
 from tacit.studies.store import lock
-from tacit.studies.store.fleet_files import FleetFiles, write_errors
-from tacit.studies.store.rows import (
-    ABSENT,
-    MOST_BYTES,
-    Damage,
-    Meta,
-    Row,
-    RowFile,
-    encode_rows,
-    json_file,
-    read_fleet,
-    read_or_damage,
-    read_packed,
-    unreadable_is_not_damage,
-)
+from tacit.studies.store.row_index import Contents, RowIndex, list_folder
+from tacit.studies.store.rows import Row, json_file, read_or_damage, unreadable_is_not_damage
 from tacit.studies.store.study_file import MOST_STUDY_BYTES, SCHEMA, read_study, refuse_newer
 from tacit.studies.train.packing import Fleet, pack
 
@@ -60,29 +44,12 @@ def read_rows(folder: str | Path) -> list[Row]:
     return found.rows_of(runs.values())
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Every row of a folder by its run, the facts of the fleet that trained it, and the files that gave none."""
-
-    rows: dict[str, Row] = field(default_factory=dict)
-    metas: dict[str, Meta] = field(default_factory=dict)  # by run
-    damaged: dict[Path, Damage] = field(default_factory=dict)
-    unreadable: dict[Path, TacitError] = field(default_factory=dict)
-
-    def rows_of(self, runs: Iterable[RunSpec]) -> list[Row]:
-        """The rows of those runs that are finished, in their order; every spec has every key."""
-        rows = (self.rows.get(run.hash) for run in runs)
-        return [{**row, "spec": {**LATER, **row["spec"]}} for row in rows if row is not None]
-
-
-class ResultsFolder(FleetFiles):
-    """Paths, reads and atomic writes of one folder. Writing needs `locked()`. A file of rows is read once."""
+class ResultsFolder(RowIndex):
+    """One folder: its lock, its studies, and which of their runs are left to train. Writing needs `locked()`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(_roots(path))
         self.path = path
-        self._read: dict[Path, tuple[object, RowFile]] = {}  # by file: when it was changed, and what it holds
-        self._damage: dict[Path, tuple[object, Damage]] = {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -102,7 +69,7 @@ class ResultsFolder(FleetFiles):
         return self.path / "studies" / f"{name}.json"
 
     def study_files(self) -> list[Path]:
-        return _listed(self.path / "studies", ".json") + [
+        return list_folder(self.path / "studies", ".json") + [
             root / "study.json" for root in self.roots if (root / "study.json").exists()
         ]
 
@@ -124,7 +91,7 @@ class ResultsFolder(FleetFiles):
         """
         path = self.study_path(study.name)
         before, recorded = self._recorded(study)
-        finished = self._readable()
+        finished = self.readable()
         fleets = self._packing(study, recorded, finished)
         for fleet in recorded:
             if fleet not in fleets:
@@ -138,13 +105,12 @@ class ResultsFolder(FleetFiles):
 
     def unfinished(self, study: Study, finished: Contents | None = None) -> list[Fleet]:
         """The fleets that `open_for` would return; nothing is written. `finished` is what `contents` gave before."""
-        finished = finished or self._readable()
+        finished = finished or self.readable()
         return self._left(self._packing(study, self._recorded(study)[1], finished), finished)
 
     def _left(self, fleets: Sequence[Fleet], finished: Contents) -> list[Fleet]:
-        left = [
-            fleet for fleet in fleets if fleet.runs[0].hash not in finished.rows
-        ]  # all runs of a fleet end together
+        rows = finished.rows
+        left = [fleet for fleet in fleets if fleet.runs[0].hash not in rows]  # all runs of a fleet end together
         return sorted(left, key=lambda fleet: (-fleet.cost, fleet.id))
 
     def _recorded(self, study: Study) -> tuple[bytes | None, list[Fleet]]:
@@ -179,85 +145,6 @@ class ResultsFolder(FleetFiles):
                     del missing[run.hash]
         return kept + (pack(list(missing.values())) if missing else [])
 
-    # -- rows -----------------------------------------------------------------------------------------------------
-    def contents(self) -> Contents:
-        """What all files of rows hold now. A file that was read before and has not changed is not read again."""
-        found = Contents()
-        packed = [(path, read_packed) for root in self.roots for path in _listed(root / "packed", ".jsonl.gz")]
-        fleets = [(path, read_fleet) for root in self.roots for path in _listed(root / "fleets")]
-        for path, read in (*packed, *fleets):
-            shown = path / "rows.jsonl" if read is read_fleet else path
-            try:
-                stamp = _stamp([shown, path / "meta.json"] if read is read_fleet else [path])
-                if stamp[0] is None:  # a fleet that is not finished
-                    continue
-                known = (self._read.get(path), self._damage.get(path))
-                held = [each[1] for each in known if each is not None and each[0] == stamp]
-                got = held[0] if held else read(path)
-            except TacitError as error:
-                found.unreadable[shown] = error
-                continue
-            if isinstance(got, Damage):
-                self._damage[path] = (stamp, got)
-                found.damaged[shown] = got
-            elif got is not None:
-                self._read[path] = (stamp, got)
-                metas = {meta.get("fleet"): meta for meta in got.metas}
-                only = got.metas[0] if len(got.metas) == 1 else {}
-                for row in got.rows:
-                    if found.rows.setdefault(row["run"], row) is row:
-                        found.metas[row["run"]] = metas.get(row.get("fleet"), only)
-        return found
-
-    def _readable(self) -> Contents:
-        """The contents, or an error where a file cannot be read now: its runs must not be trained again."""
-        found = self.contents()
-        for error in found.unreadable.values():
-            raise error
-        return found
-
-    def rows_of(self, runs: Iterable[RunSpec]) -> list[Row]:
-        """The rows of those runs that are finished, in their order; a damaged or unreadable file is refused."""
-        found = self._readable()
-        for path, damage in found.damaged.items():
-            raise TacitError(f"{path} {damage}; `tacit run` on this folder trains those runs again.")
-        return found.rows_of(runs)
-
-    def metas_of(self, runs: Iterable[RunSpec]) -> list[Meta]:
-        """The facts of every fleet that trained one of these runs, each once."""
-        metas = self.contents().metas
-        found = {canonical(metas[run.hash]): metas[run.hash] for run in runs if metas.get(run.hash)}
-        return sorted(found.values(), key=lambda meta: str(meta.get("fleet")))
-
-    def packed_path(self, name: str) -> Path:
-        return self.path / "packed" / f"{name}.jsonl.gz"
-
-    def packed_rows(self, name: str) -> tuple[Row, ...]:
-        return self.rows_in(self.packed_path(name))
-
-    def rows_in(self, path: Path) -> tuple[Row, ...]:
-        """The rows that `contents` found in one packed file or folder of a fleet."""
-        return self._read[path][1].rows if path in self._read else ()
-
-    def move_damage_aside(self) -> list[str]:
-        """Rename every damaged file of rows, and return a sentence for each. Needs the lock.
-
-        They are kept: a newer tacit, or a person, may still make something of them.
-        """
-        messages = []
-        for path, damage in self.contents().damaged.items():
-            aside = path.with_name("rows.damaged.jsonl" if path.name == "rows.jsonl" else f"{path.name}.damaged")
-            with write_errors(path), contextlib.suppress(FileNotFoundError):
-                os.replace(path, aside)
-            messages.append(f"{path} {damage}; its runs are trained again, and the file is kept as {aside.name}.")
-        return messages
-
-    def tidy_finished(self) -> None:
-        """A process may have been killed between the last two files of a fleet."""
-        for path in self._read:
-            if path.parent.name == "fleets":
-                self.tidy(path.name)
-
     def _forget(self, fleet: Fleet) -> None:
         """Remove what an unfinished fleet left that is not trained any more: its runs are in other fleets now."""
         folder = self.fleet_folder(fleet.id)
@@ -265,19 +152,6 @@ class ResultsFolder(FleetFiles):
             self.tidy(fleet.id)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only when nothing else is in it
-
-    def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: Mapping[str, Any]) -> None:
-        """Finish a fleet. meta.json goes first: rows without their checksum are never seen."""
-        content = encode_rows(rows)
-        if len(content) > MOST_BYTES["rows.jsonl"]:
-            raise InputError(f"the rows of fleet {fleet} have {len(content)} bytes, too many; use fewer evaluations.")
-        whole = {**meta, "rows_sha256": hashlib.sha256(content).hexdigest()}
-        self.write(self.fleet_folder(fleet) / "meta.json", json_file(whole))
-        self.write(self.rows_path(fleet), content)
-        folder = self.fleet_folder(fleet)
-        stamp = _stamp([self.rows_path(fleet), folder / "meta.json"])
-        self._read[folder] = (stamp, RowFile(tuple(rows), (whole,)))
-        self.tidy(fleet)
 
 
 def results_folders(path: str | Path) -> list[ResultsFolder]:
@@ -294,30 +168,9 @@ def results_folders(path: str | Path) -> list[ResultsFolder]:
 
 def _roots(path: Path) -> list[Path]:
     """The folder, and folders of one study each that an earlier version made inside it."""
-    inside = [child for child in _listed(path) if (child / "study.json").exists()]
+    inside = [child for child in list_folder(path) if (child / "study.json").exists()]
     return [path, *[child for child in inside if not (child / "studies").exists()]]
 
 
 def _is_results(path: Path) -> bool:
     return (path / "studies").is_dir() or (path / "study.json").exists()
-
-
-def _listed(folder: Path, ending: str = "") -> list[Path]:
-    """The entries of a folder: files of rows that end in `ending`, or folders of fleets without one."""
-    with unreadable_is_not_damage(folder), contextlib.suppress(*ABSENT), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if (entry.name.endswith(ending) if ending else entry.is_dir())]
-        return [folder / name for name in sorted(names)]
-    return []
-
-
-def _stamp(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """What changes when a file is replaced: its number, size and time."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        with unreadable_is_not_damage(path):
-            try:
-                facts = os.stat(path)
-                found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
-            except ABSENT:
-                found.append(None)
-    return found

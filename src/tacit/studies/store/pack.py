@@ -11,7 +11,8 @@ from pathlib import Path
 from tacit._errors import TacitError
 from tacit._files import write_error
 from tacit.studies.describe.study import Study
-from tacit.studies.store.folder import Contents, ResultsFolder
+from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.row_index import Contents
 from tacit.studies.store.rows import MOST_BYTES, Meta, Row, encode_packed, json_file
 from tacit.studies.store.study_file import SCHEMA
 

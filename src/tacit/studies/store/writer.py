@@ -33,10 +33,12 @@ class StudyWriter:
     fleets: Sequence[Fleet]
     watcher: ProgressListener
     checkpoint_seconds: float
+    keep_weights: bool = False
     at_start: dict[str, float] = field(default_factory=dict)  # the share of each fleet that its checkpoint holds
     done: dict[str, float] = field(default_factory=dict)
     started: dict[str, str] = field(default_factory=dict)
-    busy_seconds: float = 0.0
+    timed_seconds: float = 0.0  # of fleets that were trained to their end, and their cost
+    timed_cost: float = 0.0
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
@@ -45,13 +47,15 @@ class StudyWriter:
         checkpoints = {fleet.id: self.folder.read_checkpoint(fleet.id) for fleet in self.fleets}
         self.at_start = {id: checkpoint.share_done(content or b"") for id, content in checkpoints.items()}
         self.done = dict(self.at_start)
-        tasks = [FleetTask(fleet, checkpoints[fleet.id], self.checkpoint_seconds) for fleet in self.fleets]
+        tasks = [
+            FleetTask(fleet, checkpoints[fleet.id], self.checkpoint_seconds, self.keep_weights) for fleet in self.fleets
+        ]
         executor.run(tasks, self.handle)
         self._refuse_failed()
         began_fresh = not any(checkpoints.values())
         # A rate worth keeping: of whole fleets, not of a few steps.
-        if keep_rate is not None and began_fresh and not self.warnings and self.busy_seconds > 5:
-            keep_rate(sum(fleet.cost for fleet in self.fleets) / self.busy_seconds)
+        if keep_rate is not None and began_fresh and not self.warnings and self.timed_seconds > 5:
+            keep_rate(self.timed_cost / self.timed_seconds)
 
     def handle(self, fleet: Fleet, message: Message) -> None:
         """Store one message about a fleet."""
@@ -62,14 +66,19 @@ class StudyWriter:
             self.done[fleet.id] = message.facts["done"]
         elif message.kind == "checkpoint":
             self.folder.write_checkpoint(fleet.id, message.content)
+        elif message.kind == "weights":
+            self.folder.write_weights(message.facts["run"], message.content)
         elif message.kind == "warning":
             self.warnings[fleet.id] = self.warnings.get(fleet.id, 0) + 1
             self.watcher.warned(message.facts["text"])
         elif message.kind == "failed":
             self._give_up(fleet, error=message.facts["text"], attempts=message.facts["attempts"])
         elif message.kind == "rows":
-            self.busy_seconds += message.facts["seconds"]
-            self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts))
+            rows = message.facts["rows"]
+            if any(row["status"] == "finished" for row in rows):  # a fleet whose runs all diverge ends early
+                self.timed_seconds += message.facts["seconds"]
+                self.timed_cost += fleet.cost
+            self.folder.write_rows(fleet.id, rows, meta=self._meta(fleet, message.facts))
             self.done[fleet.id] = 1.0
         self.watcher.advanced(self._share())
 

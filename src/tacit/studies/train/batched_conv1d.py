@@ -91,3 +91,17 @@ def initialise(
     ]
     biases = [torch.stack([each.bias.detach()[None] for each in same]).to(dtype) for same in zip(*layers, strict=True)]
     return Layers(weights, biases, between)
+
+
+def weights(layers: Layers, number: int) -> dict[str, Tensor]:
+    """The parameters of one run by their names in the plain `conv1d`, which reshapes first and flattens at the end."""
+    named: dict[str, Tensor] = {}
+    for at, (link, stored, bias) in enumerate(zip(layers.links, layers.weights, layers.biases, strict=True)):
+        weight = stored[number].T
+        if isinstance(link, Windows):
+            name, weight = f"{2 * at + 1}", weight.reshape(len(weight), link.channels, link.kernel)
+        else:
+            assert isinstance(link, Flatten)
+            name, weight = f"{2 * at + 2}", weight.reshape(len(weight), link.length, -1).mT.reshape(len(weight), -1)
+        named |= {f"{name}.weight": weight, f"{name}.bias": bias[number, 0]}
+    return named

@@ -95,6 +95,14 @@ def initialise(sizes: Sequence[int], seeds: Sequence[int], *, dtype: torch.dtype
     return Layers([weight.to(dtype).contiguous() for weight in weights], [bias.to(dtype) for bias in biases])
 
 
+def weights(layers: Layers, number: int) -> dict[str, Tensor]:
+    """The parameters of one run by their names in the plain `mlp`, which has a ReLU after each layer but the last."""
+    named: dict[str, Tensor] = {}
+    for at, (weight, bias) in enumerate(zip(layers.weights, layers.biases, strict=True)):
+        named |= {f"{2 * at}.weight": weight[number].T, f"{2 * at}.bias": bias[number, 0]}
+    return named
+
+
 def outputs(layers: Layers, inputs: Tensor) -> Tensor:
     """Logits (runs, rows, classes) of inputs (runs, rows, features)."""
     return _forward(layers, inputs).logits

@@ -61,6 +61,10 @@ class Batched:
     def tensors(self) -> list[Tensor]:
         return self.layers.tensors()
 
+    def weights(self, number: int) -> dict[str, Tensor]:
+        named = batched_conv1d.weights if self.layers.links else batched_mlp.weights
+        return named(self.layers, number)
+
     def resumed_at(self, updates: int) -> None:
         """Nothing here depends on it."""
 

@@ -31,7 +31,7 @@ def encode(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> bytes:
     from safetensors.numpy import save
 
     text = json.dumps(state, sort_keys=True)
-    return save(arrays, metadata={"format": FORMAT, "state": text, "sha256": _digest(arrays, text)})
+    return save(arrays, metadata={"format": FORMAT, "state": text, "sha256": arrays_sha256(arrays, text)})
 
 
 def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -40,9 +40,9 @@ def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from safetensors.numpy import load
 
     try:
-        metadata = _metadata(content)
+        metadata = read_metadata(content)
         arrays = load(content)
-        if metadata["sha256"] == _digest(arrays, metadata["state"]):
+        if metadata["sha256"] == arrays_sha256(arrays, metadata["state"]):
             state = parse_json(metadata["state"].encode())
             if isinstance(state, dict):
                 return arrays, state
@@ -54,7 +54,7 @@ def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def peek(content: bytes) -> dict[str, Any]:
     """The state alone, unchecked: good enough to show progress, not to go on from."""
     try:
-        found = parse_json(_metadata(content)["state"].encode())
+        found = parse_json(read_metadata(content)["state"].encode())
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -121,7 +121,7 @@ def share_in(state: Mapping[str, Any]) -> float:
     return min(max(float(found), 0.0), 1.0) if isinstance(found, int | float) else 0.0
 
 
-def _metadata(content: bytes) -> dict[str, str]:
+def read_metadata(content: bytes) -> dict[str, str]:
     """safetensors: eight bytes of length, then a JSON header whose `__metadata__` maps strings to strings."""
     length = int.from_bytes(content[:8], "little")
     if length > min(MOST_HEADER, len(content) - 8):
@@ -129,7 +129,7 @@ def _metadata(content: bytes) -> dict[str, str]:
     return parse_json(content[8 : 8 + length])["__metadata__"]
 
 
-def _digest(arrays: dict[str, np.ndarray], text: str) -> str:
+def arrays_sha256(arrays: dict[str, np.ndarray], text: str) -> str:
     digest = hashlib.sha256(f"{FORMAT}\n{text}\n".encode())
     for name in sorted(arrays):
         digest.update(json.dumps([name, str(arrays[name].dtype), list(arrays[name].shape)]).encode())

@@ -48,17 +48,31 @@ def prepare(
     if run.augmentation in AMOUNTS and len(facts.shape) != 1:
         raise InputError(f"augmentation {run.augmentation} is for signals; {run.dataset} has shape {facts.shape}.")
 
-    def made(raw: np.ndarray, *, trained_on: bool) -> Inputs:
-        if facts.standardisation != "none":
-            return images.prepare(raw, facts, size=run.image_size, device=device, dtype=dtype)
-        most_shift = int(amount(run)) if trained_on and run.augmentation == "shift" else 0
-        return Signals.prepare(torch.tensor(raw, dtype=dtype, device=device), most_shift=most_shift)
+    def made(raw: np.ndarray, *, most_shift: int = 0) -> Inputs:
+        return standardised(raw, facts, size=run.image_size, most_shift=most_shift, device=device, dtype=dtype)
+
+    most_shift = int(amount(run)) if run.augmentation == "shift" else 0
 
     train, test = slice(run.train_size), slice(run.test_size)
     return (
-        Examples(made(data.train_inputs[train], trained_on=True), _targets(data.train_targets[train], device)),
-        Examples(made(data.test_inputs[test], trained_on=False), _targets(data.test_targets[test], device)),
+        Examples(made(data.train_inputs[train], most_shift=most_shift), _targets(data.train_targets[train], device)),
+        Examples(made(data.test_inputs[test]), _targets(data.test_targets[test], device)),
     )
+
+
+def standardised(
+    raw: np.ndarray,
+    facts: Facts,
+    *,
+    size: int | None = None,
+    most_shift: int = 0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Inputs:
+    """Stored inputs as runs see them: images standardised by the facts, at `size`; signals as they are."""
+    if facts.standardisation != "none":
+        return images.prepare(raw, facts, size=size, device=device, dtype=dtype)
+    return Signals.prepare(torch.tensor(raw, dtype=dtype, device=device), most_shift=most_shift)
 
 
 def augmentation(runs: Sequence[RunSpec], train: Examples, facts: Facts, *, device: torch.device) -> augment.Change:

@@ -42,10 +42,18 @@ def build(run: RunSpec, facts: Facts) -> nn.Module:
         return _build_own(run)
     if run.model == "mlp":
         features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
-        return nn.Sequential(nn.Flatten(), mlp([features, *[run.width] * run.depth, facts.classes], draws))
+        return FlatInputs(*mlp([features, *[run.width] * run.depth, facts.classes], draws))
     if run.model == "conv1d":
         return conv1d(signal_length(facts), width=run.width, depth=run.depth, classes=facts.classes, generator=draws)
     return wide_resnet(run.depth, run.width, classes=facts.classes, channels=facts.shape[0], generator=draws)
+
+
+class FlatInputs(nn.Sequential):
+    """Layers on images as rows of numbers. The names of parameters are those of the layers alone."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs.flatten(1))
+        return outputs
 
 
 def _build_own(run: RunSpec) -> nn.Module:
@@ -147,6 +155,9 @@ class Single:
     def tensors(self) -> list[Tensor]:
         state = [] if self.optimizer is None else state_tensors(self.optimizer)
         return [each.detach() for each in (*self.parameters, *self.model.buffers(), *state)]
+
+    def weights(self, number: int) -> dict[str, Tensor]:
+        return dict(self.model.state_dict())
 
     def resumed_at(self, updates: int) -> None:
         self.updates = updates

@@ -40,6 +40,9 @@ class Program(Protocol):
     def tensors(self) -> list[Tensor]:
         """Everything that training changes, as it is in memory."""
 
+    def weights(self, number: int) -> dict[str, Tensor]:
+        """The parameters and buffers of one run, by their names in the model that `module_program.build` makes."""
+
     def resumed_at(self, updates: int) -> None:
         """Told after a restore how many updates were made."""
 

@@ -20,7 +20,7 @@ from tacit.batching import epoch_batches
 from tacit.schedules import schedule
 from tacit.studies.data.facts import Data, facts_of
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.train import checkpoint, devices, examples, program
+from tacit.studies.train import checkpoint, devices, examples, program, weights
 from tacit.studies.train.checkpoint import Frame
 from tacit.studies.train.examples import Examples
 from tacit.studies.train.packing import Fleet
@@ -193,6 +193,14 @@ class Training:
             "full_loss": final["full_loss"],
             "implicit_regularizer": regularizer if at is None and math.isfinite(regularizer) else None,
             "history": history,
+        }
+
+    def weights(self) -> dict[str, bytes]:
+        """The parameters of each run that did not diverge, as a safetensors file, by the run's hash."""
+        return {
+            run.hash: weights.encode(run, self.program.weights(number))
+            for number, run in enumerate(self.runs)
+            if self.diverged_at[number] is None
         }
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
