@@ -19,8 +19,7 @@ workers is ‖ḡ‖², and the mean of its gradients is 2 H ḡ.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +29,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit._calls import tensors_in
 from tacit._errors import InputError
+from tacit.penalty._agreement import facts_of_step, refuse_disagreement
 from tacit.penalty._hand_over import GradientSum, zero_with_gradients
+from tacit.penalty._replica import Replica, divided
 from tacit.penalty._wrappers import in_a_group, refuse_settings
 
 
@@ -81,7 +81,7 @@ class Step:
 
     def __init__(self, workers: Workers, strength: float, weight: float, size: int | None) -> None:
         self.workers, self.strength, self.weight, self.size = workers, strength, weight, size
-        self.replicas: list[_Replica] = []
+        self.replicas: list[Replica] = []
         self.surrounding: DistributedDataParallel | None = None  # whose forward pass this step runs in
         self.others = GradientSum()  # of leaves that no replica reduces
         self.watch: Any = None
@@ -173,7 +173,7 @@ class Step:
         """The loss, detached, plus zeros whose gradients are the ones found, divided by `scale`."""
         parts = [replica.hand_over(loss, scale) for replica in self.replicas if replica.will_hand_over]
         if self.others.by_leaf:
-            parts.append(zero_with_gradients(_divided(self.others, scale), loss))
+            parts.append(zero_with_gradients(divided(self.others, scale), loss))
         with torch.enable_grad():
             return sum(parts, loss)
 
@@ -196,7 +196,7 @@ class Step:
 
     def _take(self, ddp: DistributedDataParallel) -> None:
         self._remember_group(ddp)
-        self.replicas.append(_Replica(ddp, self.workers.portions.append if self.size is None else _ignore))
+        self.replicas.append(Replica(ddp, self.workers.portions.append if self.size is None else _ignore))
 
     def _remember_group(self, ddp: DistributedDataParallel) -> None:
         self.workers.group = ddp.process_group
@@ -222,129 +222,20 @@ class Step:
             return
         portions = self.workers.portions
         handing = sum(replica.will_hand_over for replica in self.replicas)
-        facts = [failed, sum(portions), hash(tuple(portions)) >> 2, _bits(self.strength), _bits(self.weight), handing]
-        mine = torch.tensor([int(fact) for fact in facts], dtype=torch.int64, device=self.workers.device)
+        facts = facts_of_step(
+            failed=failed, portions=portions, strength=self.strength, weight=self.weight, handing=handing
+        )
+        mine = torch.tensor(facts, dtype=torch.int64, device=self.workers.device)
         everyone = [torch.empty_like(mine) for _ in range(self._world())]
         with self._communicating():
             dist.all_gather(everyone, mine, group=self.workers.group)
         self.silent = failed
         if not failed:
             try:
-                _refuse_disagreement([row.tolist() for row in everyone], what)
+                refuse_disagreement([row.tolist() for row in everyone], what)
             except InputError:
                 self.silent = True  # the others raise the same
                 raise
 
 
-class _Replica:
-    """One DDP module during a step: its forward runs the bare module, its gradients are kept aside for the end."""
-
-    def __init__(self, ddp: DistributedDataParallel, count: Callable[[int], None]) -> None:
-        self.ddp, self.count = ddp, count
-        self.synchronises: bool = ddp.require_backward_grad_sync
-        self.found = GradientSum()
-        self.parameters: set[Tensor] = set(ddp.module.parameters()) if self.synchronises else set()
-        self.own_forward = ddp.__dict__.get("forward")
-        ddp.forward = self._bare_forward  # type: ignore[method-assign]
-
-    @property
-    def will_hand_over(self) -> bool:
-        return bool(self.found.by_leaf)
-
-    def _bare_forward(self, *inputs: Any, **arguments: Any) -> Any:
-        size = next(lengths((inputs, arguments)), None)
-        if size is not None:
-            self.count(size)
-        if self.ddp.device_ids:  # as DDP does: inputs may come from another device
-            moved, moved_arguments = nn.parallel.scatter_gather.scatter_kwargs(inputs, arguments, self.ddp.device_ids)
-            inputs, arguments = moved[0], moved_arguments[0]
-        return self.ddp.module(*inputs, **arguments)
-
-    def refuse_missing(self) -> None:
-        if not self.will_hand_over or self.ddp.find_unused_parameters or self.ddp.static_graph:
-            return
-        ignored = self.ddp.parameters_to_ignore
-        for name, parameter in self.ddp.module.named_parameters():
-            if parameter.requires_grad and name not in ignored and parameter not in self.found.by_leaf:
-                raise InputError(
-                    f"parameter {name!r} got no gradient, and DistributedDataParallel waits for every parameter; "
-                    "wrap the model with find_unused_parameters=True."
-                )
-
-    def restore(self) -> None:
-        if self.own_forward is None:
-            self.ddp.__dict__.pop("forward", None)
-        else:
-            self.ddp.forward = self.own_forward  # type: ignore[method-assign]
-
-    def hand_over(self, like: Tensor, scale: float) -> Tensor:
-        """A zero from one forward pass of DDP around a stand-in whose gradient is the one found, divided by `scale`."""
-        module = self.ddp.module
-        # No forward pass of the step broadcast buffers; this one does, so that the next step starts from rank 0's.
-        self.ddp.require_forward_param_sync = True
-        self.ddp._modules["module"] = _StandIn(module, _divided(self.found, scale), like)
-        try:
-            with torch.enable_grad():
-                return DistributedDataParallel.forward(self.ddp)
-        finally:
-            self.ddp._modules["module"] = module
-
-
-class _StandIn(nn.Module):
-    """In a module's place for one pass: an output that has the given gradients, and the module's buffers to send."""
-
-    def __init__(self, module: nn.Module, gradients: dict[Tensor, Tensor], like: Tensor) -> None:
-        super().__init__()
-        self.named_buffers = module.named_buffers  # type: ignore[method-assign]
-        self.gradients, self.like = gradients, like
-
-    def forward(self) -> Tensor:
-        return zero_with_gradients(self.gradients, self.like)
-
-
-def _divided(found: GradientSum, scale: float) -> dict[Tensor, Tensor]:
-    """The gradients, which are then no longer kept here."""
-    gradients, found.by_leaf = found.by_leaf, {}
-    return gradients if scale == 1 else {leaf: gradient / scale for leaf, gradient in gradients.items()}
-
-
-def _refuse_disagreement(rows: list[list[int]], what: str) -> None:
-    failed, totals, fingerprints, strengths, weights, handing = (list(column) for column in zip(*rows, strict=True))
-    if any(failed):
-        ranks = ", ".join(str(rank) for rank, flag in enumerate(failed) if flag)
-        raise InputError(f"rank {ranks} raised an error in this step; its own message says why, and every rank stops.")
-    switch = "or pass check_ranks=False."
-    if len(set(fingerprints)) > 1:
-        raise InputError(
-            f"the ranks have batches of {_listed(totals)} examples (or in different portions); the penalty needs equal "
-            f"ones. Use drop_last=True in the loader and the sampler, {switch}"
-        )
-    for name, column in (("strength", strengths), ("weight", weights)):
-        if len(set(column)) > 1:
-            values = _listed([_number(bits) for bits in column])
-            raise InputError(f"the ranks have {name} {values}; expected one value. Use the same on all, {switch}")
-    if len(set(handing)) > 1:
-        raise InputError(
-            f"{_listed(handing)} wrapped models of the ranks got {what}; expected the same on all. "
-            "Make the closure reach the same models on every rank."
-        )
-
-
 def _ignore(size: int) -> None: ...
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return ", ".join(str(value) for value in values)
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _number(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
-
-def lengths(value: Any) -> Iterator[int]:
-    """The lengths of the tensors in nested arguments."""
-    return (len(tensor) for tensor in tensors_in(value) if tensor.dim())

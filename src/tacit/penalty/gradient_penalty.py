@@ -8,35 +8,35 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit._random import generator as named_generator
 from tacit.penalty import gram
+from tacit.penalty._approximation import LARGEST_ERROR, Approximation
 from tacit.penalty._autocast import AmbientAutocast
-from tacit.penalty._distributed import Step, Workers, lengths
+from tacit.penalty._distributed import Step, Workers
 from tacit.penalty._edge_watch import EdgeWatch
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._parameters import penalised_parameters
 from tacit.penalty._penalty_part import mean_or_none
-from tacit.penalty._refusals import UnsupportedModelError, translated_errors
+from tacit.penalty._refusals import translated_errors
+from tacit.penalty._replica import lengths
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty._shards import is_sharded, plain_step
-from tacit.penalty._state import RandomState, second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
 from tacit.penalty.record import PenaltyRecord
 from tacit.penalty.registry import Method, choose, fastest_exact
 
 Strength = float | Callable[[int], float]
-LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
 _log = logging.getLogger("tacit")
 
 
@@ -102,14 +102,14 @@ class GradientPenalty:
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.parameters = penalised_parameters(model, self.exclude)
         if micro_batch_size is not None:
-            _check_count("micro_batch_size", micro_batch_size, least=1)
+            whole_number("micro_batch_size", micro_batch_size, at_least=1)
         self.method = (
             fastest_exact(model, micro_batch_size=micro_batch_size) if method == "auto" else choose(method)
         ).name
         refuse_shards(model, self.parameters, method=self.method)
         _check_strength(strength)
-        _check_count("every", every, least=1)
-        _check_count("check_every", check_every, least=0)
+        whole_number("every", every, at_least=1)
+        whole_number("check_every", check_every, at_least=0)
         if probability is not None and not 0 < probability <= 1:
             raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
         if probability is not None and every != 1:
@@ -121,11 +121,8 @@ class GradientPenalty:
                 f"micro_batch_size={micro_batch_size} with of='global_batch'; expected at most one of them."
             )
         refuse_wrapped(model, of=of)
-        if when_uncertain not in ("exact", "raise", "warn"):
-            raise InputError(f"when_uncertain={when_uncertain!r} is unknown; use 'exact', 'raise' or 'warn'.")
-        self.when_uncertain = when_uncertain
         self.strength, self.micro_batch_size, self.of = strength, micro_batch_size, of
-        self.every, self.probability = every, probability
+        self.every, self.probability, self.when_uncertain = every, probability, when_uncertain
         self.attention, self._attention_notice = check_attention(attention), AttentionNotice()
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         for item in self.generators:
@@ -135,8 +132,9 @@ class GradientPenalty:
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
         self._error: float | None = None
-        self._checked_at: int | None = None  # the last step at which an approximate method estimated its error
-        self._uncertain = False  # whether it was too large there
+        self._approximation = Approximation(
+            model, when_uncertain=when_uncertain, check_every=check_every, generators=self.generators
+        )
         self._sites_checked = False
         self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
@@ -220,9 +218,7 @@ class GradientPenalty:
         refuse_shards(self.model, self.parameters, method=self.method)
         method = choose(self.method)
         strength = self._strength_now()
-        check = strength > 0 and not method.exact and self._check_is_due()
-        if check:
-            self._checked_at, self._uncertain = self.steps, False
+        check = strength > 0 and not method.exact and self._approximation.begin(self.steps)
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = split(batch, self.micro_batch_size, "backward")
         if second_view is not None and batch:
@@ -252,7 +248,7 @@ class GradientPenalty:
                 deliver=deliver,
                 central=self.central,
                 check_error=check,
-                tolerance=None if self.when_uncertain == "warn" else LARGEST_ERROR,
+                tolerance=self._approximation.tolerance,
                 largest=step.largest if self.of == "global_batch" else None,
                 check_sites=not self._sites_checked,
             )
@@ -291,48 +287,11 @@ class GradientPenalty:
             return plain_step(task) if is_sharded(self.model) else _plain(task)
         if method.exact:
             return self._run_exact(method, task)
-        if self._uncertain and not task.check_error:
-            return self._run_exact_instead(task)
-        start = RandomState.now(self.model, self.generators) if task.check_error and task.tolerance else None
-        outcome = method.backward(task)
-        if outcome.delivered:
-            return outcome
-        found = f"method={self.method!r}: the penalty's gradient has an estimated relative error of {outcome.error:.0%}"
-        if self.when_uncertain == "raise":
-            raise InputError(
-                f"{found} at step {self.steps}; expected at most {LARGEST_ERROR:.0%}. Use an exact method, "
-                "when_uncertain='exact' (the exact method for such steps) or 'warn'."
-            )
-        if not self._uncertain:
-            self._uncertain = True
-            _log.warning("%s at step %d; an exact method takes its place until the next check", found, self.steps)
-        assert start is not None
-        with second_pass(self.model, start, self.generators):  # the same dropout masks, and buffers count once
-            return self._run_exact_instead(task)
+        return self._approximation.run(method, task, run_exact=self._run_exact)
 
     def _run_exact(self, method: Method, task: Task) -> Outcome:
         with twice_differentiable(self.attention, self._attention_notice):
             return method.backward(task)
-
-    def _run_exact_instead(self, task: Task) -> Outcome:
-        """The step by an exact method, in place of an approximation that does not trust itself."""
-        causes: list[InputError] = []
-        for name in dict.fromkeys((fastest_exact(self.model).name, "double_backward")):
-            try:
-                with translated_errors():
-                    return replace(self._run_exact(choose(name), replace(task, exact=True)), method=name)
-            except InputError as error:
-                causes.append(error)
-        raise InputError(
-            f"method={self.method!r} has an estimated relative error of more than {LARGEST_ERROR:.0%} at step "
-            f"{self.steps}, and no exact method can take its place: {_cause(causes[-1])} Pass when_uncertain='warn' to "
-            "apply the approximation as it is."
-        ) from causes[-1]
-
-    def _check_is_due(self) -> bool:
-        if not self.check_every:
-            return False
-        return self._checked_at is None or self.steps - self._checked_at >= self.check_every
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
@@ -412,11 +371,6 @@ def _plain(task: Task) -> Outcome:
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
 
 
-def _cause(error: InputError) -> str:
-    """Why a method refused, without its remedy, where the two are known apart."""
-    return error.cause if isinstance(error, UnsupportedModelError) else str(error)
-
-
 def _check_closure(closure: Any, caller: str) -> None:
     if not callable(closure):
         raise InputError(
@@ -430,11 +384,6 @@ def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float:
     if scaler is None or not scaler.is_enabled():
         return 1.0
     return float(scaler.scale(torch.ones((), dtype=torch.float32, device=device)))
-
-
-def _check_count(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name}={value!r}; expected a whole number of at least {least}.")
 
 
 def _check_strength(strength: Any) -> None:
