@@ -151,3 +151,11 @@ def test_links_that_a_reader_clicks_and_local_files_are_no_load(tmp_path: Path) 
     )
     (tmp_path / "a.html").write_text(text)
     assert site_module("offline").foreign_addresses(tmp_path) == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_anchor_of_a_link_is_a_heading(document: str) -> None:
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", (ROOT / document).read_text()):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / (path or document)).read_text(), re.MULTILINE)
+        slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert anchor in slugs, f"{document} links to {path}#{anchor}"
