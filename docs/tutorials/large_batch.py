@@ -14,6 +14,8 @@
 # The task is MNIST-1D: 40 numbers per example, 10 classes. It is made on your machine, nothing is downloaded.
 
 # %%
+from textwrap import fill
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -67,7 +69,7 @@ print(f"batches of {LARGE:3}: {100 * accuracy(large):.1f} %")
 #
 # SGD at rate ε with batches of B examples follows the gradient of C + ε C_reg(B). `tacit.measure` computes C_reg for
 # the batch sizes that you name, here in the middle of training, and `tacit.match` says how strong an explicit penalty
-# must be to make up for a larger batch.
+# must be to make up for a larger batch. `print(advice)` would show every number with its equation.
 
 # %%
 halfway = make_model()
@@ -83,7 +85,7 @@ seen = tacit.measure(halfway, cross_entropy, (inputs, targets), batch_size=[SMAL
 for size in (SMALL, LARGE):
     print(f"C_reg of batches of {size}: {seen.implicit_regularizer[size].value:.4f}")
 advice = tacit.match(seen, learning_rate=LEARNING_RATE, batch_size=SMALL, new_batch_size=LARGE)
-print(advice)
+print(fill(advice.sentence, 95))
 
 # %% [markdown]
 # ## The changed line

@@ -37,7 +37,9 @@ print(f"ε = {first.learning_rate}, B = {first.batch_size}, {first.epochs} epoch
 
 # %%
 rows = studies.run(study, "runs/rates", workers=1)
-print(f"{len(rows)} rows; the keys of one: {', '.join(rows[0])}")
+one = rows[-1]
+print(f"{len(rows)} rows; the last run {one['status']} after {one['updates']} updates:")
+print(f"test accuracy {one['best_test_accuracy']:.3f}, C_reg {one['implicit_regularizer']:.3f}")
 
 # %% [markdown]
 # A row is known by the hash of its settings. Asked for three seeds instead of two, `run` trains the third alone: the

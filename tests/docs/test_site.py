@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,31 @@ def test_a_tutorial_becomes_text_code_and_output(tmp_path: Path) -> None:
     script.write_text('"""Not shown."""\n\n# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 2\nprint(x + 1)\n')
     page = site_module("tutorial").page_of(script, tmp_path)
     assert page == "# Title\n\nText.\n\n```python\nx = 2\nprint(x + 1)\n```\n\n``` { .text .output }\n3\n```\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modified_flows",
+        pytest.param("large_batch", marks=pytest.mark.slow),
+        pytest.param("reproduce_and_extend", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tutorial_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, DOCS / "site" / "tutorial.py", DOCS / "tutorials" / f"{name}.py", tmp_path]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"{name.replace('_', '-')}.md").read_text().count("{ .text .output }") > 3
+
+
+def test_every_tutorial_is_among_them() -> None:
+    assert sorted(path.stem for path in (DOCS / "tutorials").glob("*.py")) == [
+        "large_batch",
+        "modified_flows",
+        "reproduce_and_extend",
+    ]
 
 
 def test_a_picture_of_a_tutorial_needs_words_for_those_who_cannot_see_it(tmp_path: Path) -> None:
