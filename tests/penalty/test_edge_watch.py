@@ -11,14 +11,16 @@ from torch import nn
 import tacit
 
 
-def train(rate: float, strength: float, caplog: pytest.LogCaptureFixture, *, momentum: float = 0.0) -> list[str]:
+def train(
+    rate: float, strength: float, caplog: pytest.LogCaptureFixture, *, momentum: float = 0.0, steps: int = 80
+) -> list[str]:
     """Steps on ½h ω² with curvature h = 10, without moving: batch sharpness is h at every step."""
     model = nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     penalty = tacit.GradientPenalty(model, strength, method="double_backward", optimizer=optimizer)
     inputs = torch.ones(1, 1)
     with caplog.at_level(logging.WARNING, logger="tacit"):
-        for _ in range(80):
+        for _ in range(steps):
             penalty.backward(lambda: 5 * model(inputs).square().mean())
             optimizer.zero_grad()
     return [record.message for record in caplog.records]
@@ -28,6 +30,13 @@ def test_a_step_beyond_the_edge_warns_once(caplog: pytest.LogCaptureFixture) -> 
     (message,) = train(0.5, 0.1, caplog)  # ε h (1 + λh/2) = 7.5, the edge is 2
     assert "batch sharpness is 10" in message
     assert "training may collapse" in message
+
+
+def test_the_warning_comes_before_a_run_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """Far beyond the edge a run is lost after five steps; three looks are enough."""
+    assert len(train(0.5, 0.1, caplog, steps=3)) == 1
+    caplog.clear()
+    assert train(0.5, 0.1, caplog, steps=2) == []
 
 
 def test_a_step_inside_does_not(caplog: pytest.LogCaptureFixture) -> None:
