@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,8 +31,10 @@ from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet
 from tacit.watch.observer import Observer
+from tacit.watch.page import watch_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from chromium import BROWSERS, evaluate
 from made_folders import finish, rates_study
 
 RESULT = Path(__file__).parent / "results" / "watch.json"
@@ -122,13 +125,16 @@ def measure(path: Path, *, runs_per_fleet: int) -> dict[str, Any]:
     observer = Observer(path)
     first_read = milliseconds(observer.read, repeats=1)
     unchanged = milliseconds(observer.read)
-    changed = []
+    changed, busy = [], []
     for fleet in left[-3:]:
         with folder.locked():
             finish(folder, fleet)
+        began = time.process_time()
         changed += milliseconds(observer.read, repeats=1)
+        busy.append(1000 * (time.process_time() - began))
     observer.read()
     judge = milliseconds(observer.judge, repeats=1)
+    page = in_browser(observer, path.parent)
     return {
         "rows": ROWS,
         "fleets": ROWS // runs_per_fleet,
@@ -140,10 +146,35 @@ def measure(path: Path, *, runs_per_fleet: int) -> dict[str, Any]:
         "read_first_ms": rounded(first_read),
         "read_unchanged_ms": rounded(unchanged),
         "read_after_a_fleet_ms": rounded(changed),
+        "read_after_a_fleet_cpu_ms": rounded(busy),  # the same on a machine that others use
         "refresh_ms": round(max(changed) + max(news), 1),  # the worst reading with something new, and the worst answer
         "verdicts_ms": rounded(judge),  # in a thread of their own: no answer waits for them
         "update_latency_s": rounded(seconds),
+        "browser": page,
     }
+
+
+BROWSER = """(() => {
+  const whole = ANSWER;
+  const timed = (work) => { const began = performance.now(); work(); return performance.now() - began; };
+  const first = timed(() => apply(whole));
+  const names = Object.keys(whole.items);
+  const study = names.find((name) => name.startsWith("study "));
+  const news = names.filter((name) => name.startsWith("fleet ")).slice(0, 5).map((name) => {
+    const items = { [name]: { ...whole.items[name] }, [study]: whole.items[study] };
+    return timed(() => { apply({ ...whole, whole: false, items }); drawStudy(views.get(study), whole.items[study]); });
+  });
+  return { first, news };
+})()"""
+
+
+def in_browser(observer: Observer, folder: Path) -> dict[str, Any] | None:
+    """Milliseconds of the page's own work, in headless Chromium; None without one."""
+    if not any(map(shutil.which, BROWSERS)):
+        return None
+    answer = observer.answer().replace("<", "\\u003c")
+    found = evaluate(watch_page(), BROWSER.replace("ANSWER", answer), folder)
+    return {"whole_ms": round(found["first"], 1), "one_fleet_and_all_curves_ms": rounded(found["news"])}
 
 
 def rounded(values: list[float]) -> dict[str, float]:
