@@ -10,6 +10,7 @@ Python they were chosen with; other Pythons get what pip finds, as a user would.
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import shutil
@@ -103,6 +104,10 @@ def use(wheel: Path, python: str, folder: Path) -> None:
             output = run(inside.parent / "tacit", *command, folder=place)
             if command == ("--version",):
                 print(output.rstrip())
+        rows = list(csv.DictReader((place / "stripes.csv").open()))
+        if len(rows) != 6:
+            sys.exit(f"stripes.csv has {len(rows)} rows; expected the 6 runs of the worked example.")
+        run(inside.parent / "tacit", "measure", "runs/stripes", "--run", rows[0]["run"][:8], folder=place)
         missing = [name for name in WRITTEN if not (place / name).is_file()]
         if missing:
             sys.exit(f"{', '.join(missing)} was not written.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class TacitError(Exception):
-    """Something outside the program went wrong, said in one sentence: a full disk, a lost network, a damaged file."""
+    """Something outside the program went wrong; the message is one sentence: a full disk, a lost network, a damaged file."""
 
 
 class InputError(TacitError, ValueError):
-    """A wrong argument or study file, said in one sentence: found, expected, remedy."""
+    """A wrong argument or study file; the message is one sentence: found, expected, remedy."""

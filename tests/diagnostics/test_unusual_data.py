@@ -106,7 +106,7 @@ def test_it_is_refused_in_one_sentence(name: str) -> None:
 
 def test_the_number_of_a_bad_example_is_its_place_in_the_dataset_also_when_sampled() -> None:
     late = Rows(lambda j: (changed(INPUTS, np.nan)[j], TARGETS[j]))
-    chosen = next(seed for seed in range(9) if 70 in tacit.diagnostics._asked.draw(COUNT, 60, seed)[32:])
+    chosen = next(seed for seed in range(9) if 70 in tacit.diagnostics._measure_arguments.draw(COUNT, 60, seed)[32:])
     with pytest.raises(tacit.InputError, match="example 70 is nan"):
         tacit.measure(net(), F.cross_entropy, late, batch_size=2, sample=60, seed=chosen)
 

@@ -22,7 +22,7 @@ def imported_function(name: str, kind: str) -> Callable[..., Any]:
     sys.path.insert(0, "")  # a module in the current folder, as python -m would find it
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # the module is the user's: whatever it raises is said in one sentence
+    except Exception as error:  # the module is the user's: whatever it raises becomes one sentence
         raise InputError(f"{kind} {name!r} cannot be imported: {error}.") from error
     finally:
         sys.path.remove("")
@@ -32,7 +32,7 @@ def imported_function(name: str, kind: str) -> Callable[..., Any]:
 
 
 def imported(name: str) -> Callable[[], Problem]:
-    """The function that makes a problem, found now; what it raises or returns wrongly is said when it is called."""
+    """The function that makes a problem. It is imported now; an error in it, or a wrong result, is reported when it is called."""
     from tacit.problem import Problem
 
     function = imported_function(name, "problem")

@@ -69,7 +69,7 @@ def get(names: Names = None, data_dir: DataDir = None) -> None:
 
     for name in _known(names):
         for path in fetch(name, data_dir):
-            print(f"{path} is here and right")
+            print(f"{path} is here and as published")
 
 
 def verify(names: Names = None, data_dir: DataDir = None) -> None:

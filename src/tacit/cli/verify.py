@@ -73,7 +73,7 @@ def verify(
         return
     names = list(dict.fromkeys(problem or PROBLEMS))
     for name in names:
-        _maker(name)  # a misspelt problem is said before minutes are spent on the others
+        _maker(name)  # a misspelt name is refused before minutes are spent on the other problems
     if update is not None:
         _update_maker(update)
     parts = _verify_each(names, update)
@@ -95,7 +95,7 @@ def verify(
 
 
 def _check_target(option: str, target: Path | None, endings: tuple[str, ...]) -> None:
-    """Whether a file can be written there, said before anything is computed."""
+    """Refuse, before anything is computed, a file that could not be written."""
     if target is None:
         return
     if target.is_dir():
@@ -160,7 +160,7 @@ def _update_maker(name: str) -> Callable[[Landscape], Any]:
     def make(scape: Landscape) -> Any:
         try:
             made = function(scape)
-        except Exception as error:  # the function is the user's: whatever it raises is said in one sentence
+        except Exception as error:  # the function is the user's: whatever it raises becomes one sentence
             raise InputError(f"update {name!r} raised {type(error).__name__}: {error}") from error
         if not (callable(made) or isinstance(made, WithMemory)):
             raise InputError(
@@ -173,7 +173,7 @@ def _update_maker(name: str) -> Callable[[Landscape], Any]:
 
 
 def _print(study: ConvergenceStudy) -> None:
-    """A table on a terminal, the same rows as plain text elsewhere."""
+    """A table on a terminal, the same rows as plain text in a file or a pipe."""
     from rich.console import Console
     from rich.table import Table
 

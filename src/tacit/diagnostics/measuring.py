@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit import _tree
-from tacit.diagnostics import _asked as asked
+from tacit._arguments import whole_number
+from tacit.diagnostics import _measure_arguments as arguments
 from tacit.diagnostics import estimates
 from tacit.diagnostics.curvature import largest_eigenvalue
 from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse, mean_estimate
@@ -60,15 +61,15 @@ def measure(
     >>> abs(seen.implicit_regularizer[8].value - (c + 56 / 63 * gamma / 8) / 4) < 1e-12
     True
     """
-    seed, chunk_size = asked.whole("seed", seed), asked.whole("chunk_size", chunk_size, least=1)
-    asked.check_numbers(confidence, learning_rate)
-    posed, numbers, train_size = asked.pose(problem, loss_fn, dataset, sample, weight_decay, dtype, seed)
-    sizes = asked.batch_sizes(batch_size, problem, train_size)
-    examples = asked.draw(posed.train_size, min(sample or posed.train_size, posed.train_size), seed)
+    seed, chunk_size = whole_number("seed", seed), whole_number("chunk_size", chunk_size, at_least=1)
+    arguments.check_numbers(confidence, learning_rate)
+    posed, numbers, train_size = arguments.pose(problem, loss_fn, dataset, sample, weight_decay, dtype, seed)
+    sizes = arguments.batch_sizes(batch_size, problem, train_size)
+    examples = arguments.draw(posed.train_size, min(sample or posed.train_size, posed.train_size), seed)
     common: dict[str, Any] = {"train_size": train_size, "sample": len(examples), "confidence": confidence}
     common |= {"learning_rate": learning_rate, "largest_eigenvalue": None}
-    notes = asked.precision_notes(posed)
-    with asked.refusals_explained(posed, examples, numbers):
+    notes = arguments.precision_notes(posed)
+    with arguments.refusals_explained(posed, examples, numbers):
         if curvature or (curvature is None and learning_rate is not None):
             found, missing = _curvature(posed, examples, min(sizes), common, chunk_size, seed)
             common |= found
@@ -78,7 +79,7 @@ def measure(
             return _mixed(posed, examples, sizes, halves, common, notes, seed)
         engine = ExampleGradients(posed, chunk_size=chunk_size)
         losses, squares, moments = _moments(engine, examples, train_size)
-        asked.check_finite(numbers[examples], losses, squares)
+        arguments.check_finite(numbers[examples], losses, squares)
         if engine.mixing is not None:
             return _mixed(posed, examples, sizes, engine.mixing, common, notes, seed)
         tested = self_test(
@@ -96,7 +97,7 @@ def _curvature(
     try:
         found, direction = largest_eigenvalue(posed, examples, confidence=common["confidence"], **shared)
     except RuntimeError as error:
-        return {}, [f"λ_max was not found: {asked.first_line(error)}"]
+        return {}, [f"λ_max was not found: {arguments.first_line(error)}"]
     spectrum = noise_spectrum(
         posed, examples, batch_size=batch_size, largest=found.value, direction=direction, **shared
     )
@@ -213,7 +214,7 @@ def _mixed(
     known: list[str],
     seed: int,
 ) -> Measurement:
-    """All that can be said of a model that mixes examples: C_reg of real minibatches, with their spread."""
+    """All that can be measured of a model that mixes examples: C_reg of real minibatches, with their spread."""
     tests = {size: _test_of_mixed(problem, examples, size, halves, common, seed) for size in sizes}
     kept = {size: test for size, test in tests.items() if test is not None}
     loss = float(problem.loss(problem.parameters, examples)) - _decay(problem)

@@ -67,7 +67,7 @@ class Workers:
 
     @contextmanager
     def alone(self, model: nn.Module) -> Iterator[None]:
-        """Inside, DDP is out of the way, and nothing is said or reduced: for a look."""
+        """Inside, DDP is out of the way, and nothing is sent or reduced: to look at the model only."""
         step = Step(Workers(self.of, check=False), 0.0, 1.0, None)
         try:
             step.enter(model)

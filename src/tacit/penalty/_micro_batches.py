@@ -4,7 +4,7 @@
 
 One pass costs about as much as the penalty of the whole batch; K passes cost K times the overhead of small ones. One
 pass is compared with the loop on the first step, and again now and then; where it cannot be made, or gives anything
-else, the loop is taken from then on, and that is said once.
+else, the loop is taken from then on, and that is logged once.
 """
 
 from __future__ import annotations

@@ -309,11 +309,11 @@ class GradientPenalty:
             "exclude": list(self.exclude) or None,
             "of": None if self.of == "micro_batch" else self.of,
         }
-        said = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         count = sum(parameter.numel() for parameter in self.parameters.values())
         return (
             f"GradientPenalty({type(self.model).__name__} with {count:,} penalised parameters, strength={strength}, "
-            f"method={self.method!r}{said}, steps={self.steps})"
+            f"method={self.method!r}{shown}, steps={self.steps})"
         )
 
     def state_dict(self) -> dict[str, Any]:

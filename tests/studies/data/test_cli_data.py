@@ -85,7 +85,7 @@ def test_get_keeps_a_right_copy_wherever_it_lies(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar-10-binary.tar.gz").write_bytes(raw)
     assert run(monkeypatch, "get", "cifar10") == 0
-    assert "data/cifar-10-binary.tar.gz is here and right" in capsys.readouterr().out
+    assert "data/cifar-10-binary.tar.gz is here and as published" in capsys.readouterr().out
     (tmp_path / "data" / "cifar-10-binary.tar.gz").write_bytes(raw[:-1])
     assert run(monkeypatch, "get", "cifar10") == 2
     assert "TACIT_OFFLINE" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Whether data files are what was published: every file named, and whatever is wrong with it said."""
+"""Whether data files are what was published: the name of every file, and what is wrong with it."""
 
 from __future__ import annotations
 

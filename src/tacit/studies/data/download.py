@@ -138,7 +138,7 @@ class DownloadBar:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What the system said, below the exceptions that libraries put around it."""
+    """The message of the operating system, below the exceptions that libraries put around it."""
     while error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -32,7 +32,7 @@ class Images:
         return len(self.pixels)
 
     def take(self, examples: Tensor, change: object = None) -> Tensor:
-        """Standardised images (rows, C, H, W) of these numbers, cropped and flipped if asked."""
+        """Standardised images (rows, C, H, W) of these numbers, cropped and flipped if `change` says so."""
         pixels = self.pixels.index_select(0, examples)
         if isinstance(change, Crops):
             pixels = crop_and_flip(pixels, change)

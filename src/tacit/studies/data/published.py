@@ -47,7 +47,6 @@ class Published:
 class PublishedDataset:
     """One dataset: the folder it has in our own layout, its files, and whom to thank."""
 
-    title: str
     folder: str
     files: tuple[Published, ...]
     homepage: str
@@ -68,7 +67,6 @@ def _fashion(number: int, authors: tuple[int, str], debian: tuple[int, str]) -> 
 
 PUBLISHED_DATASETS = {
     "fashion_mnist": PublishedDataset(
-        title="Fashion-MNIST",
         folder="fashion-mnist",
         files=(
             _fashion(
@@ -96,7 +94,6 @@ PUBLISHED_DATASETS = {
         terms="MIT licence, © 2017 Zalando SE; Xiao, Rasul, Vollgraf, arXiv:1708.07747",
     ),
     "cifar10": PublishedDataset(
-        title="CIFAR-10",
         folder="cifar-10",
         files=(
             Published(

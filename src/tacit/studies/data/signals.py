@@ -43,7 +43,7 @@ class Signals:
         return len(self.values)
 
     def take(self, examples: Tensor, change: object = None) -> Tensor:
-        """The rows of these numbers, changed if asked."""
+        """The rows of these numbers, shifted or with noise if `change` says so."""
         if isinstance(change, Shifts):
             assert self.shifted is not None
             return self.shifted.index_select(0, examples + len(self.values) * change.number)

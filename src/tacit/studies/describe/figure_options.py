@@ -45,7 +45,7 @@ def _place(value: Any) -> str | None:
     return None if right else 'a figure of your own as "module:name"'
 
 
-# Every option that a figure may take. Which figure takes which is said by the figure itself (`tacit.report.figures`),
+# Every option that a figure may take. Each figure names those that it takes (`tacit.report.figures`),
 # and checked by `tacit.report.registry.check_options` before anything is trained.
 OPTIONS: dict[str, Problem] = {
     "x": _one_of(AXES),

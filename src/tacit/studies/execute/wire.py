@@ -1,4 +1,4 @@
-"""What a study's process and its workers say to each other: JSON and raw bytes in frames, never pickle."""
+"""Messages between a study's process and its workers: JSON and raw bytes in frames, never pickle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Message:
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `weights`
     (run; content: its final parameters), `rows` (rows, seconds, made_by), `rate` (millions of operations per second),
     `stopped`, `failed` (text, input: whether it is a TacitError, start: whether the worker could not even begin).
-    From an executor to a study: what workers say, but `failed` (text, attempts) means that the fleet is given up.
+    From an executor to a study: the messages of workers, but `failed` (text, attempts) means that the fleet is given up.
     """
 
     kind: str

@@ -18,7 +18,7 @@ from tacit.studies.describe.spec import AMOUNTS, RunSpec
 
 
 class Inputs(Protocol):
-    """Inputs of a dataset: by number, augmented if asked, or a range of them as they are."""
+    """Inputs of a dataset: by number, changed by an augmentation if one is given, or a range of them as they are."""
 
     def __len__(self) -> int: ...
     def take(self, examples: Tensor, change: object = None) -> Tensor: ...

@@ -136,7 +136,7 @@ class Single:
             self.model.train()
 
     def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        buffers = [buffer.clone() for buffer in self.model.buffers()]  # a look, not an update: batch norm counts it not
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # this is no update: batch norm must not count it
         with self._draws():
             loss = F.cross_entropy(self._logits(self._laid_out(inputs)), labels)
             gradients = list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))

@@ -127,7 +127,7 @@ class Training:
             for rate, factor, at in zip(self.bare_rates, self.schedules, self.diverged_at, strict=True)
         ]
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- evaluation -----------------------------------------------------------------------------------------------
     def _evaluate(self) -> None:
         train_accuracy, loss = self._accuracy_and_loss(self.train)
         test_accuracy, _ = self._accuracy_and_loss(self.test)
@@ -170,7 +170,7 @@ class Training:
         return (total / (4 * self.first.batches_per_epoch)).tolist()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per run: what was asked, what was seen, and how it ended."""
+        """One row per run: its spec, its results, and how it ended."""
         regularizers = self.implicit_regularizers()
         return [self._row(number, regularizer) for number, regularizer in enumerate(regularizers)]
 

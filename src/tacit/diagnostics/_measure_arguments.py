@@ -1,9 +1,8 @@
-"""What `measure` is asked, checked: numbers, batch sizes, the problem that is posed, and examples that it refuses."""
+"""The arguments of `measure`, checked: numbers, batch sizes, the model with its data, and each example."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._random import generator
 from tacit.problem import LossFunction, Problem
@@ -22,17 +22,6 @@ COARSE = 1e-4  # precisions with a larger unit in the last place: bfloat16, floa
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
-def whole(name: str, value: Any, *, least: int | None = None) -> int:
-    """A whole number, also one of numpy's."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name}={value!r}; expected a whole number.") from None
-    if least is not None and found < least:
-        raise InputError(f"{name}={found}; expected at least {least}.")
-    return found
-
-
 def check_numbers(confidence: float, learning_rate: float | None) -> None:
     if not 0 < confidence < 1:
         raise InputError(f"confidence={confidence}; expected a number between 0 and 1, such as 0.95.")
@@ -45,7 +34,7 @@ def batch_sizes(batch_size: int | Sequence[int] | None, problem: Any, train_size
         fixed = {len(batch) for batch in problem.batches} if isinstance(problem, Problem) else set()
         batch_size = sorted(fixed) if fixed else min(32, train_size)
     several = isinstance(batch_size, (list, tuple, set, range)) or (np.ndim(batch_size) == 1)
-    sizes = [whole("batch_size", size) for size in (batch_size if several else [batch_size])]  # type: ignore[union-attr]
+    sizes = [whole_number("batch_size", size) for size in (batch_size if several else [batch_size])]  # type: ignore[union-attr]
     if not sizes:
         raise InputError("batch_size is an empty list; expected at least one batch size.")
     for size in sizes:
@@ -108,7 +97,7 @@ def _check_sizes(train_size: int, sample: int | None) -> None:
         raise InputError("the dataset is empty; expected at least two examples.")
     if train_size == 1:
         raise InputError("the dataset has one example; expected at least two: one has no variance between examples.")
-    if sample is not None and whole("sample", sample) < min(FEWEST, train_size):
+    if sample is not None and whole_number("sample", sample) < min(FEWEST, train_size):
         raise InputError(f"sample={sample}; expected at least {FEWEST} examples: fewer have no interval.")
 
 
@@ -185,6 +174,6 @@ def check_finite(numbers: Tensor, losses: np.ndarray, squares: np.ndarray) -> No
 
 
 def first_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    found = said[0] if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    found = lines[0] if lines else type(error).__name__
     return found if found.endswith((".", "!", "?")) else f"{found}."
