@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TacitError(Exception):
-    """Something outside the program went wrong; the message is one sentence: a full disk, a lost network, a damaged file."""
+    """Something outside the program went wrong (a full disk, a damaged file); the message is one sentence."""
 
 
 class InputError(TacitError, ValueError):

@@ -32,7 +32,7 @@ def imported_function(name: str, kind: str) -> Callable[..., Any]:
 
 
 def imported(name: str) -> Callable[[], Problem]:
-    """The function that makes a problem. It is imported now; an error in it, or a wrong result, is reported when it is called."""
+    """The function that makes a problem, imported now; its error, or a wrong result, is reported when it is called."""
     from tacit.problem import Problem
 
     function = imported_function(name, "problem")

@@ -19,7 +19,7 @@ class Message:
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `weights`
     (run; content: its final parameters), `rows` (rows, seconds, made_by), `rate` (millions of operations per second),
     `stopped`, `failed` (text, input: whether it is a TacitError, start: whether the worker could not even begin).
-    From an executor to a study: the messages of workers, but `failed` (text, attempts) means that the fleet is given up.
+    From an executor to a study: the messages of workers, but `failed` (text, attempts) means that a fleet is given up.
     """
 
     kind: str
