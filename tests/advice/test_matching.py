@@ -15,8 +15,10 @@ from torch.nn import functional as F
 import tacit
 import tacit.edges
 from cases import batch_norm_net, labels, numbers, spread
+from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.matching import SHARE_OF_EDGE
+from tacit.advice.optimizers import Momentum
 from tacit.diagnostics import Measurement, Spectrum
 from tacit.diagnostics.estimates import Estimate, Moments
 
@@ -244,8 +246,9 @@ def test_the_advice_never_exceeds_its_share_of_the_edge() -> None:
     assert advice.largest_stable_strength == pytest.approx(edge)
     assert advice.strength.value == pytest.approx(SHARE_OF_EDGE * edge)
     assert any("is not made up" in note for note in advice.notes)
-    every = tacit.match(point, **MOVE, every=4)
-    assert every.strength.value == pytest.approx(SHARE_OF_EDGE * edge / 4)
+    every = tacit.match(point, **MOVE, every=4, momentum=0.9)
+    own = largest_stable_strength_every(0.1, 15.0, every=4, momentum=Momentum(0.9))
+    assert every.strength.value == pytest.approx(SHARE_OF_EDGE * own)
 
 
 def test_micro_batches_that_differ_in_curvature_lower_the_edge() -> None:

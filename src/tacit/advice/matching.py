@@ -12,10 +12,11 @@ import torch
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.advice.advice import Advice
+from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.finite_rate import CALIBRATION, finite_rate_factor
 from tacit.advice.momentum import RegularizerFactors, regularizer_factors
 from tacit.advice.optimizers import Momentum, make_momentum
-from tacit.advice.price import Alternative
+from tacit.advice.price import EVERY, Alternative
 from tacit.advice.wording import (
     advice_lines,
     advice_sentence,
@@ -26,7 +27,6 @@ from tacit.advice.wording import (
 from tacit.diagnostics.estimates import Estimate, estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.self_test import halves_differ
-from tacit.edges import largest_stable_strength
 from tacit.problem import Problem
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
@@ -79,8 +79,8 @@ def match(
 
     Where curvature was measured (`measure(…, learning_rate=…)`) the noise terms are multiplied by the finite-rate
     factor (`tacit.advice.finite_rate_factor`) and by 2, a calibration on pilots, and λ is held to three quarters of the
-    largest stable strength λ*; with `every=k` it is kλ that meets the edge. Without curvature λ is the first-order
-    number.
+    largest stable strength λ*; with `every=k` λ* is that of k − 1 plain steps and one with kλ. Without curvature λ is
+    the first-order number.
 
     Give `new_batch_size`, `new_learning_rate` or both. With a new batch size alone the rate stays, and the rate that
     would match without a penalty is given beside; with a new rate alone the batch size that matches it is looked for.
@@ -193,16 +193,24 @@ def _strength(
     raised = _ratio(seen, noise, penalty)
     if not seen.largest_eigenvalue.value > 0:
         return raised, factor, None, []
-    edge = largest_stable_strength(
-        new_rate, seen.largest_eigenvalue.value, momentum=beta.beta, nesterov=beta.nesterov,
-        curvature_spread=seen.spectrum.curvature_spread(penalty.batch_size),
-    )  # fmt: skip
-    most = SHARE_OF_EDGE * edge / every
+    edge = _edge(seen, new_rate, beta, penalty.batch_size, every)
+    assert edge is not None
+    most = SHARE_OF_EDGE * edge
     if raised.value <= most:
         return raised, factor, edge, []
     held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
-    cut = f"λ is held to {SHARE_OF_EDGE:g} λ*{'' if every == 1 else f'/{every}'} = {most:.3g}; matching asks for "
+    cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
     return held, factor, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+
+
+def _edge(seen: Measurement, rate: float, beta: Momentum, micro: int, every: int) -> float | None:
+    """λ* of a penalty on every k-th step and micro-batches of this size; None where curvature was not measured."""
+    if seen.spectrum is None or seen.largest_eigenvalue is None or not seen.largest_eigenvalue.value > 0:
+        return None
+    return largest_stable_strength_every(
+        rate, seen.largest_eigenvalue.value, every=every, momentum=beta,
+        curvature_spread=seen.spectrum.curvature_spread(micro),
+    )  # fmt: skip
 
 
 def _alternatives(
@@ -215,8 +223,10 @@ def _alternatives(
     for size in sizes:
         penalty = Term(RegularizerFactors(1.0, 1.0), size)
         first = _ratio(seen, [old, new.minus()], penalty)
-        strength, _, edge, _ = _strength(seen, old, new, penalty, rates, first, every=1)
-        found.append(Alternative(size, strength.value, None if edge is None else SHARE_OF_EDGE * edge))
+        strength, _, _, _ = _strength(seen, old, new, penalty, rates, first, every=1)
+        edges = {every: _edge(seen, rates[1], rates[2], size, every) for every in EVERY}
+        most = {every: SHARE_OF_EDGE * edge for every, edge in edges.items() if edge is not None}
+        found.append(Alternative(size, strength.value, most))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ FEWEST, MOST = 3, 50  # timed steps of each setting
 
 @dataclass(frozen=True)
 class Alternative:
-    """Micro-batches of one size, the strength of equal expected regularization on them, and the most advised."""
+    """Micro-batches of one size, the strength of equal expected regularization on them, and the most advised.
+
+    `most[k]` is that for a penalty on every k-th step; empty where curvature was not measured.
+    """
 
     micro_batch_size: int
     strength: float
-    most: float | None
+    most: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def measure_price(
         step = partial(GradientPenalty(own, option.strength, micro_batch_size=size).backward, loss, *batch)
         cost = _fastest_seconds(step, own, share) / plain
         for k in EVERY:
-            if k == 1 or option.most is None or k * option.strength <= option.most:
+            if k == 1 or option.strength <= option.most.get(k, math.inf):
                 settings.append(Setting(k, option.micro_batch_size, option.strength, (cost + k - 1) / k))
     own_setting = [each for each in settings if (each.every, each.micro_batch_size) == advised]
     if not own_setting:

@@ -177,7 +177,7 @@ def _strengths(
 ) -> list[float]:
     middle = _start(advice, start)
     if largest is None and advice is not None and advice.largest_stable_strength is not None:
-        largest = advice.largest_stable_strength / advice.every
+        largest = advice.largest_stable_strength
     wanted = sorted({finite_number("factors", factor) * middle for factor in factors})
     below = [strength for strength in wanted if largest is None or strength < largest]
     if len(below) < 2:

@@ -94,7 +94,7 @@ def strength_lines(first: Estimate, factor: float | None, edge: float | None, ev
         lines.append(Line("first_order_strength", "λ₁", first, words,
                           "F = Σ wᵢ/(1 − εhᵢ/l), l = 2 or that of the momentum: noise at a finite rate"))  # fmt: skip
     if edge is not None:
-        meets = "λ" if every == 1 else f"{every}λ, which every {ordinal(every)} step has,"
+        meets = "λ" if every == 1 else f"λ, with weight {every} on every {ordinal(every)} step,"
         lines.append(Line("largest_stable_strength", "λ*", Estimate(edge, edge, edge),
                           f"{meets} must stay below; advised: at most three quarters",
                           "ε'(h + (λ/2)(1+s²)h²) = l, h = λ_max, s the spread of h over micro-batches"))  # fmt: skip
