@@ -258,8 +258,8 @@ function apply(answer) {
   if ("root" in answer.items) $("problem").replaceChildren(...marked(answer.items.root.problem));
   showColours();
   showWritten();
-  setText($("path"), answer.path);
   const folders = [...items].filter(([name]) => name.startsWith("folder ")).map(([, folder]) => folder);
+  setText($("path"), folders.length === 1 && folders[0].path === answer.path ? "" : answer.path);
   const [runs, left] = [folders.reduce((sum, each) => sum + each.runs, 0), folders.reduce((sum, each) => sum + each.left, 0)];
   document.title = runs ? `${percent(1 - left / runs)} of ${counted(runs, "run")} · tacit watch` : "tacit watch";
   setText($("status"), answer.age > 10 ? `the folder was last read ${inWords(answer.age)} ago: it answers slowly` : "up to date");
