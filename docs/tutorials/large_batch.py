@@ -121,10 +121,9 @@ for name, value in penalty.last.to_row().items():
 #
 # The large batch now has the regularization of the small one, at its own price per step. The accuracies above are of
 # one seed and of a training that takes seconds. One seed can be lucky by a point or two, and what a large batch loses
-# shows late in training, when the training examples have been learned. [Diagnostics and advice](../diagnostics.md) has
-# the same experiment with training to the end, 20 seeds and intervals, on two tasks: on the first one the large batch
-# loses several points, and the advised strength wins most of them back; on the second it loses nothing, and then there
-# is nothing to win back.
+# shows late in training, when the training examples have been learned. [Larger batches](../large-batch.md) has
+# experiments with training to the end, several seeds and intervals, with momentum too, and says what to do when the
+# advice is not enough.
 #
 # A penalised step costs more than a plain one; [choosing a method](../choosing-a-method.md) has the table, and says
 # which method is the cheapest for your model. Next: the same line in

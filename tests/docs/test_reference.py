@@ -22,7 +22,7 @@ DIRECTIVES = [
 MODULES = [
     *["tacit", "tacit.penalty", "tacit.nstep", "tacit.problem", "tacit.convert", "tacit.batching", "tacit.schedules"],
     *["tacit.diagnostics", "tacit.theory", "tacit.theory.problems", "tacit.studies", "tacit.report", "tacit.explore"],
-    *["tacit.sinks", "tacit.edges"],
+    *["tacit.sinks", "tacit.edges", "tacit.advice"],
 ]
 TRAINERS = ["lightning", "transformers"]
 
