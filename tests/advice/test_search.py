@@ -40,14 +40,14 @@ def test_the_cost_is_what_was_trained_and_stays_within_the_budget() -> None:
     found = search_strength(trainer, start=0.1)
     assert found.cost == pytest.approx(trainer.trained / 12)
     assert found.cost == pytest.approx(planned_cost(5, 12))
-    assert found.cost == 3.0  # 5/4 + 3/4 + 2/2; every arm to its end would be 5
+    assert found.cost == 3.75  # 5/2 + 3/4 + 2/4; every arm to its end would be 5
     assert trainer.closed == 5
 
 
 def test_a_small_budget_leaves_out_the_farthest_arms() -> None:
     trainer = Trainer(0.1)
-    found = search_strength(trainer, start=0.1, budget=1.5)
-    assert found.cost <= 1.5
+    found = search_strength(trainer, start=0.1, budget=2.5)
+    assert found.cost <= 2.5
     assert {arm.strength for arm in found.arms} <= {0.0, 0.05, 0.1, 0.2}
     assert any("were left out" in note for note in found.notes)
     with pytest.raises(tacit.InputError, match=r"budget=0\.5 trainings; expected at least"):

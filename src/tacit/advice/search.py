@@ -12,7 +12,9 @@ from tacit._errors import InputError
 from tacit.advice.advice import Advice
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the start; 0 is training without a penalty
-STAGES = ((0.25, 0.5), (0.5, 0.5))  # (share of a training, share of the arms that go on from there)
+# (share of a training, share of the arms that go on from there). Strong penalties learn slowly: with stops after a
+# quarter and a half the search chose no penalty on MNIST-1D with shifts, where the advised one ends 3.4 points higher.
+STAGES = ((0.5, 0.5), (0.75, 0.5))
 SEEN = 3  # validation scores that count at a stage: the mean of the last three is steadier than one
 
 
@@ -64,9 +66,9 @@ def search_strength(
     """The strength with the best validation score, of a few from the advice outwards: × 0, ½, 1, 2, 4, below the edge.
 
     `train(strength)` is a generator: it trains with this strength and yields a validation score, higher is better,
-    `evaluations` times at equal distances. All arms advance together. After a quarter and after half of the training
-    the better half goes on (successive halving); an arm whose score is not finite is stopped at once. Five arms cost 3
-    trainings of full length; arms are left out, the farthest from the start first, when the plan exceeds `budget`.
+    `evaluations` times at equal distances. All arms advance together. After half and after three quarters of the
+    training the better half goes on (successive halving); an arm whose score is not finite is stopped at once. Five
+    arms cost 3.75 trainings of full length; arms are left out, the farthest from the start first, when the plan exceeds `budget`.
 
     The start is `advice.strength`, or `start` where there is no advice (Adam, batch norm): a strength of the order of
     the rate that SGD would need. Strengths above `largest`, by default the advice's edge, are not tried.

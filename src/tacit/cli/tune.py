@@ -30,8 +30,8 @@ def tune(
     """Try strengths 0, ½, 1, 2 and 4 times the start on one point of a study, and say which is best.
 
     Training examples after the study's `train_size` are the validation split; the test set is not touched. All
-    strengths train together as one fleet, that without a penalty beside it. After a quarter and after half of the
-    training the better half goes on.
+    strengths train together as one fleet, that without a penalty beside it. After half and after three
+    quarters of the training the better half goes on.
 
     Examples:
 
