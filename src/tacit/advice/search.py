@@ -68,7 +68,8 @@ def search_strength(
     `train(strength)` is a generator: it trains with this strength and yields a validation score, higher is better,
     `evaluations` times at equal distances. All arms advance together. After half and after three quarters of the
     training the better half goes on (successive halving); an arm whose score is not finite is stopped at once. Five
-    arms cost 3.75 trainings of full length; arms are left out, the farthest from the start first, when the plan exceeds `budget`.
+    arms cost 3.75 trainings of full length; arms are left out, the farthest from the start first, when the plan exceeds
+    `budget`.
 
     The start is `advice.strength`, or `start` where there is no advice (Adam, batch norm): a strength of the order of
     the rate that SGD would need. Strengths above `largest`, by default the advice's edge, are not tried.
