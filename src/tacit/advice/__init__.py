@@ -9,10 +9,12 @@ from tacit.advice.advice import Advice
 from tacit.advice.finite_rate import finite_rate_factor
 from tacit.advice.matching import match
 from tacit.advice.momentum import RegularizerFactors, regularizer_factors
+from tacit.advice.optimizers import Momentum
 from tacit.advice.search import StrengthSearch, search_strength
 
 __all__ = [
     "Advice",
+    "Momentum",
     "RegularizerFactors",
     "StrengthSearch",
     "finite_rate_factor",

@@ -187,8 +187,8 @@ def _strength(
     rate, new_rate, beta = rates
     if seen.spectrum is None or seen.largest_eigenvalue is None:
         return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
-    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta)
-    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta)
+    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta.beta, nesterov=beta.nesterov)
+    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta.beta, nesterov=beta.nesterov)
     noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
     raised = _ratio(seen, noise, penalty)
     if not seen.largest_eigenvalue.value > 0:
