@@ -122,8 +122,8 @@ class Layout:
 
     @cached_property
     def seeds(self) -> int:
-        """The number of runs of a typical point."""
-        return int(np.median([len(cell) for cell in self.cells])) if self.cells else 0
+        """The largest number of runs at a point: study files give the points that decide the most seeds."""
+        return max((len(cell) for cell in self.cells), default=0)
 
     # -- numbers ------------------------------------------------------------------------------------------------------
     def contrast(self, weights: dict[int, float]) -> Number:
