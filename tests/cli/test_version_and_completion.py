@@ -39,3 +39,9 @@ def test_completion_offers_commands_and_options(shell: str) -> None:
 
     assert "explore" in offered([], "ex")
     assert "--into" in offered(["explore"], "--i")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "tacit", "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tacit ")
