@@ -202,6 +202,24 @@ def large_batch() -> str:
     return "\n".join(parts).rstrip()
 
 
+def large_batch_lines() -> str:
+    """One line per task: test accuracy at equal updates of the ways that a user would compare first."""
+    ways = ("small", "same", "scaled", "advised", "sam")
+    lines = [
+        "| task | small batch | large batch, same rate | scaled rate | **advised strength** | SAM, tuned |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, found in _large_batch().items():
+        entries = [found["arms"].get(way) for way in ways]
+        lines.append(_row([name, *["" if entry is None else _accuracy(entry) for entry in entries]]))
+    return "\n".join(lines)
+
+
+def _accuracy(entry: dict[str, Any]) -> str:
+    lost = f" ({entry['diverged']} of {entry['seeds']} diverge)" if entry["diverged"] else ""
+    return f"{100 * entry['equal_updates'][0]:.1f}{lost}"
+
+
 def _large_batch() -> dict[str, Any]:
     return {name: found for name, found in json.loads(LARGE_BATCH.read_text()).items() if name != "provenance"}
 
@@ -257,7 +275,7 @@ def measuring() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"costs": lambda: costs(EXACT), "claims": verdict_lines},
+    "README.md": {"costs": lambda: costs(EXACT), "large-batch": large_batch_lines, "claims": verdict_lines},
     "docs/results.md": {
         "verdicts": verdicts,
         "interpolating": lambda: verdicts("beside"),
