@@ -120,6 +120,12 @@ def test_every_number_comes_with_its_equation() -> None:
     assert str(advice).splitlines()[0] == advice.sentence
 
 
+def test_the_json_has_no_infinite_numbers() -> None:
+    """Without curvature no edge limits the alternatives; JSON has no word for that but null."""
+    text = tacit.match(seen(3.0, 500.0), **MOVE).to_json()
+    assert json.loads(text, parse_constant=pytest.fail)["alternatives"][0]["most"]["1"] is None
+
+
 def test_a_small_sample_says_that_it_cannot_tell_and_how_many_examples_it_takes() -> None:
     model = spread(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
     data = (numbers(800, 3, seed=1), labels(800, 3, 2))

@@ -56,3 +56,42 @@ def test_the_model_is_left_as_it_was(advice: tacit.advice.Advice) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(tacit.InputError, match="expected a multiple of the micro-batch size 16"):
         advice.price(model, F.cross_entropy, torch.randn(8, 8), torch.randint(3, (8,)), seconds=0.01)
+
+
+@pytest.mark.parametrize("eigenvalue", [2.0, 15.0])  # 15: the edge binds
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_the_advised_setting_is_priced_whatever_its_every(eigenvalue: float, momentum: float, every: int) -> None:
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=eigenvalue), values=(eigenvalue,))
+    advice = tacit.match(point, **MOVE, every=every, momentum=momentum)
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001).advised
+    assert (found.every, found.micro_batch_size) == (every, 16)
+    assert found.strength == pytest.approx(advice.strength.value, rel=1e-12)
+    assert found.held == any("is held to" in note for note in advice.notes)
+
+
+def test_settings_that_the_edge_holds_back_say_so_and_come_last() -> None:
+    """Larger micro-batches need a larger λ: here the edge holds some sizes and leaves others."""
+    advice = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=6.5), values=(0.0,)), **MOVE)
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001)
+    held = [each.held for each in found.settings]
+    assert held == sorted(held)
+    assert {False, True} == set(held)
+    assert not found.cheapest.held
+    point, asked = seen(3.0, 500.0), advice.strength.value * seen(3.0, 500.0).regularizer(16).value
+    for each in found.settings:
+        regularization = each.strength * point.regularizer(each.micro_batch_size).value
+        assert (regularization < 0.999 * asked) == each.held
+        assert ("held at the edge: less regularization" in str(each)) == each.held
+
+
+def test_a_refusal_gives_the_true_reason(advice: tacit.advice.Advice) -> None:
+    none = tacit.match(seen(3.0, 500.0), **MOVE, new_learning_rate=50.0)
+    with pytest.raises(tacit.InputError, match="no penalty; expected an advice with a positive strength"):
+        none.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001)
+
+
+def test_the_text_says_which_clock(advice: tacit.advice.Advice) -> None:
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001)
+    assert found.clock in str(found)
+    assert found.clock in ("CPU time of all threads", "wall clock")

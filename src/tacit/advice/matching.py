@@ -126,7 +126,8 @@ def match(
         learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, seen.noise_scale,
         None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate), decided, tuple(lines),
         tuple(notes), momentum=beta, every=every, first_order_strength=first, finite_rate_factor=factor,
-        largest_stable_strength=edge, alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta)),
+        largest_stable_strength=edge,
+        alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta), every),
     )  # fmt: skip
 
 
@@ -184,23 +185,31 @@ def _strength(
     every: int,
 ) -> tuple[Estimate, float | None, float | None, list[str]]:
     """(λ, F, λ*, notes): the first-order λ, raised for the finite rate and held below the edge, where known."""
-    rate, new_rate, beta = rates
-    if seen.spectrum is None or seen.largest_eigenvalue is None:
+    raised, factor = _raised_strength(seen, old, new, penalty, rates, first)
+    if factor is None:
         return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
-    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta.beta, nesterov=beta.nesterov)
-    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta.beta, nesterov=beta.nesterov)
-    noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
-    raised = _ratio(seen, noise, penalty)
-    if not seen.largest_eigenvalue.value > 0:
+    edge = _edge(seen, rates[1], rates[2], penalty.batch_size, every)
+    if edge is None:
         return raised, factor, None, []
-    edge = _edge(seen, new_rate, beta, penalty.batch_size, every)
-    assert edge is not None
     most = SHARE_OF_EDGE * edge
     if raised.value <= most:
         return raised, factor, edge, []
     held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
     cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
     return held, factor, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+
+
+def _raised_strength(
+    seen: Measurement, old: Term, new: Term, penalty: Term, rates: tuple[float, float, Momentum], first: Estimate
+) -> tuple[Estimate, float | None]:
+    """(λ, F) before the edge: the noise terms times their F and the calibration, where curvature was measured."""
+    rate, new_rate, beta = rates
+    if seen.spectrum is None or seen.largest_eigenvalue is None:
+        return first, None
+    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta.beta, nesterov=beta.nesterov)
+    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta.beta, nesterov=beta.nesterov)
+    noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
+    return _ratio(seen, noise, penalty), factor
 
 
 def _edge(seen: Measurement, rate: float, beta: Momentum, micro: int, every: int) -> float | None:
@@ -214,7 +223,7 @@ def _edge(seen: Measurement, rate: float, beta: Momentum, micro: int, every: int
 
 
 def _alternatives(
-    seen: Measurement, old: Term, new: Term, micro: int, rates: tuple[float, float, Momentum]
+    seen: Measurement, old: Term, new: Term, micro: int, rates: tuple[float, float, Momentum], every: int
 ) -> tuple[Alternative, ...]:
     """The strengths of equal expected regularization on micro-batches of b, 4b, 16b … up to the whole batch."""
     sizes, found = [micro], []
@@ -223,9 +232,9 @@ def _alternatives(
     for size in sizes:
         penalty = Term(RegularizerFactors(1.0, 1.0), size)
         first = _ratio(seen, [old, new.minus()], penalty)
-        strength, _, _, _ = _strength(seen, old, new, penalty, rates, first, every=1)
-        edges = {every: _edge(seen, rates[1], rates[2], size, every) for every in EVERY}
-        most = {every: SHARE_OF_EDGE * edge for every, edge in edges.items() if edge is not None}
+        strength, _ = _raised_strength(seen, old, new, penalty, rates, first)
+        edges = {k: _edge(seen, rates[1], rates[2], size, k) for k in {*EVERY, every}}
+        most = {k: math.inf if edge is None else SHARE_OF_EDGE * edge for k, edge in edges.items()}
         found.append(Alternative(size, strength.value, most))
     return tuple(found)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,14 +16,16 @@ from tacit._errors import InputError
 from tacit.penalty import GradientPenalty
 
 EVERY = (1, 2, 4, 8)
-FEWEST, MOST = 3, 50  # timed steps of each setting
+FEWEST, MOST = 5, 50  # timed steps of each setting
+FINE = 1e-4  # seconds: a clock with longer ticks does not resolve one step
+CPU, WALL = "CPU time of all threads", "wall clock"
 
 
 @dataclass(frozen=True)
 class Alternative:
     """Micro-batches of one size, the strength of equal expected regularization on them, and the most advised.
 
-    `most[k]` is that for a penalty on every k-th step; empty where curvature was not measured.
+    `most[k]` is that for a penalty on every k-th step, infinite where curvature was not measured.
     """
 
     micro_batch_size: int
@@ -34,25 +35,36 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Setting:
-    """A penalty of equal expected regularization, and the time of its steps in plain steps, averaged over k of them."""
+    """A penalty of equal expected regularization, and the time of its steps in plain steps, averaged over k of them.
+
+    Where that much would be beyond the edge, `held` is true: the strength is the most advised, and regularizes less.
+    """
 
     every: int
     micro_batch_size: int
     strength: float
     times_plain: float
+    held: bool = False
 
     def __str__(self) -> str:
         steps = "every step" if self.every == 1 else f"every {ordinal(self.every)} step"
-        return f"λ = {self.strength:.4g} on micro-batches of {self.micro_batch_size}, {steps}: {self.times_plain:.2f}"
+        held = " (held at the edge: less regularization)" if self.held else ""
+        size = self.micro_batch_size
+        return f"λ = {self.strength:.4g} on micro-batches of {size}, {steps}{held}: {self.times_plain:.2f}"
 
 
 @dataclass(frozen=True)
 class Price:
-    """The advised setting, and all that regularize as much in the mean and stay inside the edge, cheapest first."""
+    """The advised setting, and settings that regularize as much in the mean and stay inside the edge, cheapest first.
+
+    Settings that are held at the edge, and so regularize less, come after all others. `clock` says what was timed: on a
+    CPU the time of all threads of the process, which other programs do not add to.
+    """
 
     plain_seconds: float
     advised: Setting
     settings: tuple[Setting, ...]
+    clock: str = WALL
 
     @property
     def cheapest(self) -> Setting:
@@ -60,7 +72,8 @@ class Price:
 
     def __str__(self) -> str:
         lines = [
-            f"A step costs {self.advised.times_plain:.2f} plain steps of {self.plain_seconds:.3g} s: {self.advised}."
+            f"A step costs {self.advised.times_plain:.2f} plain steps of {self.plain_seconds:.3g} s ({self.clock}): "
+            f"{self.advised}."
         ]
         return "\n".join(
             [*lines, "  at equal expected regularization, in plain steps:", *[f"  {each}" for each in self.settings]]
@@ -87,42 +100,66 @@ def measure_price(
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return loss_fn(own(inputs), targets)
 
-    share = budget / (1 + len(alternatives))
-    plain = _fastest_seconds(lambda: loss(*batch).backward(), own, share)
-    settings = []
-    for option in alternatives:
-        if option.strength <= 0 or len(batch[0]) % option.micro_batch_size:
-            continue
+    timed = [option for option in alternatives if option.strength > 0 and len(batch[0]) % option.micro_batch_size == 0]
+    steps: list[Callable[[], object]] = [lambda: loss(*batch).backward()]
+    for option in timed:
         # One micro-batch of everything is a penalty without micro-batches.
         size = None if option.micro_batch_size >= len(batch[0]) else option.micro_batch_size
-        step = partial(GradientPenalty(own, option.strength, micro_batch_size=size).backward, loss, *batch)
-        cost = _fastest_seconds(step, own, share) / plain
-        for k in EVERY:
-            if k == 1 or option.strength <= option.most.get(k, math.inf):
-                settings.append(Setting(k, option.micro_batch_size, option.strength, (cost + k - 1) / k))
+        steps.append(partial(GradientPenalty(own, option.strength, micro_batch_size=size).backward, loss, *batch))
+    if not any(option.strength > 0 for option in alternatives):
+        raise InputError("the advice is to add no penalty; expected an advice with a positive strength.")
+    if all(option.micro_batch_size != advised[1] for option in timed):
+        raise InputError(
+            f"the batch has {len(batch[0])} examples; expected a multiple of the micro-batch size {advised[1]}."
+        )
+    clock, now = _clock(own)
+    plain, *penalised = _fastest_seconds(steps, own, budget, now)
+    settings = [
+        setting
+        for option, cost in zip(timed, penalised, strict=True)
+        for setting in _settings(option, cost / plain, advised)
+    ]
     own_setting = [each for each in settings if (each.every, each.micro_batch_size) == advised]
     if not own_setting:
-        raise InputError(
-            f"the batch has {len(batch[0])} examples; expected a multiple of the micro-batch size {advised[1]}, and an "
-            "advice with a positive strength."
-        )
-    return Price(plain, own_setting[0], tuple(sorted(settings, key=lambda each: each.times_plain)))
+        raise InputError("the edge leaves the advice no penalty; expected an advice with a positive strength.")
+    ranked = sorted(settings, key=lambda each: (each.held, each.times_plain))
+    return Price(plain, own_setting[0], tuple(ranked), clock)
 
 
-def _fastest_seconds(step: Callable[[], object], model: nn.Module, budget: float) -> float:
-    """The time of the fastest step, after one that is not counted: whatever else the machine does only adds to it."""
-    times: list[float] = []
-    end = None
-    while len(times) < FEWEST or (len(times) < MOST and end is not None and time.perf_counter() < end):
-        model.zero_grad(set_to_none=True)
-        start = time.perf_counter()
-        step()
-        _wait(model)
-        if end is None:
-            end = start + budget
-        else:
-            times.append(time.perf_counter() - start)
-    return min(times)
+def _settings(option: Alternative, cost: float, advised: tuple[int, int]) -> Iterator[Setting]:
+    """Every k that the edge allows; the penalty on every step and the advised one also where the edge holds them."""
+    for k, most in sorted(option.most.items()):
+        held = option.strength > most
+        if most > 0 and (not held or k == 1 or (k, option.micro_batch_size) == advised):
+            strength = min(option.strength, most)
+            yield Setting(k, option.micro_batch_size, strength, (cost + k - 1) / k, held)
+
+
+def _clock(model: nn.Module) -> tuple[str, Callable[[], float]]:
+    """The process's own time for a model on the CPU, where its ticks are fine enough, and else the wall clock."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    if on_cpu and time.get_clock_info("process_time").resolution <= FINE:
+        return CPU, time.process_time
+    return WALL, time.perf_counter
+
+
+def _fastest_seconds(
+    steps: Sequence[Callable[[], object]], model: nn.Module, budget: float, now: Callable[[], float]
+) -> list[float]:
+    """The time of the fastest of each, in turns, after a round that is not counted: noise only adds to a time."""
+    rounds: list[list[float]] = []
+    end = time.perf_counter() + budget
+    while len(rounds) <= FEWEST or (len(rounds) <= MOST and time.perf_counter() < end):
+        taken = []
+        for step in steps:
+            model.zero_grad(set_to_none=True)
+            _wait(model)
+            start = now()
+            step()
+            _wait(model)
+            taken.append(now() - start)
+        rounds.append(taken)
+    return [min(times) for times in zip(*rounds[1:], strict=True)]
 
 
 def _wait(model: nn.Module) -> None:
