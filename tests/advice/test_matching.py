@@ -285,3 +285,60 @@ def test_an_advice_that_is_not_decided_makes_no_penalty() -> None:
     undecided = replace(tacit.match(seen(3.0, 500.0), **MOVE), decided=False, notes=("can't tell",))
     with pytest.raises(tacit.InputError, match="no strength yet: can't tell"):
         undecided.penalty(nn.Linear(2, 2))
+
+
+# -- what the text says -----------------------------------------------------------------------------------------------
+def line(advice: tacit.advice.Advice, name: str) -> str:
+    return str(next(line for line in advice.lines if line.name == name))
+
+
+def test_the_sentence_says_which_number_is_first_order_and_which_is_calibrated() -> None:
+    calibrated = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(0.0,)), **MOVE)
+    assert "the first-order match" in calibrated.sentence
+    assert f"λ = {calibrated.strength.value:.4g} (calibrated)" in calibrated.sentence
+    assert "calibrated" not in tacit.match(seen(3.0, 500.0), **MOVE).sentence
+    held = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,)), **MOVE)
+    assert f"λ = {held.strength.value:.4g} (held at the edge)" in held.sentence
+
+
+def test_at_a_changed_rate_the_text_claims_no_common_factor_and_names_the_two_of_the_noise() -> None:
+    """At the first-order match itself λ₁ is 0 and λ is not: no number times λ₁ is λ."""
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(1.0,))
+    matched = tacit.match(point, **MOVE).matched_learning_rate.value
+    advice = tacit.match(point, **MOVE, new_learning_rate=matched)
+    assert advice.first_order_strength.value == pytest.approx(0.0, abs=1e-9)
+    assert advice.strength.value > 0
+    assert any("matched to first order" in note for note in advice.notes)
+    assert "times that" not in line(advice, "first_order_strength")
+    now, then = (tacit.advice.finite_rate_factor(point.spectrum, learning_rate=rate) for rate in (0.1, matched))
+    assert f"F = {now:.3g} at ε and {then:.3g} at ε'" in line(advice, "strength")
+    assert not any("matched to first order" in note for note in tacit.match(point, **MOVE).notes)
+
+
+def test_the_equation_under_each_strength_gives_that_strength() -> None:
+    advice = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(10.0,)), **MOVE)
+    assert "λ = 2 F λ₁" in line(advice, "strength")
+    assert "λ₁ = (ε C_reg(B) − ε' C_reg(B'))/C_reg(b)" in line(advice, "first_order_strength")
+    assert "λ = (ε C_reg(B) − ε' C_reg(B'))/C_reg(b)" in line(tacit.match(seen(3.0, 500.0), **MOVE), "strength")
+    nesterov = with_spectrum(seen(3.0, 500.0, eigenvalue=0.1), values=(1.0,))
+    assert "1 − εhᵢ" not in line(tacit.match(nesterov, **MOVE, momentum=0.9, nesterov=True), "strength")
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_with_momentum_linear_scaling_stops_where_its_own_two_terms_are_equal(nesterov: bool) -> None:
+    point = seen(2.0, 500.0)
+    advice = tacit.match(point, **MOVE, momentum=0.9, nesterov=nesterov)
+    factors = tacit.advice.regularizer_factors(0.1, batches=N // 256, momentum=0.9, nesterov=nesterov)
+    stops = advice.linear_scaling_stops.value
+    assert factors.noise * (N - 1) / N * 500.0 / stops == pytest.approx(factors.full * 2.0, rel=1e-12)
+    assert next(each.found for each in advice.lines if each.name == "linear_scaling_stops").value == stops
+    assert stops < tacit.match(point, **MOVE).linear_scaling_stops.value / 10
+
+
+def test_with_momentum_nothing_is_said_of_the_theory_of_plain_sgd() -> None:
+    point = seen(3.0, 500.0, eigenvalue=5.0)
+    assert "inside the theory" in line(tacit.match(point, **MOVE), "stability")
+    heavy = line(tacit.match(point, **MOVE, momentum=0.9), "stability")
+    assert "above 3.8: unstable" in heavy
+    assert "theory" not in heavy
+    assert "log" not in heavy

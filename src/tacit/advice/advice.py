@@ -37,10 +37,11 @@ class Line:
 class Advice:
     """How to move from (ε, B) to (ε', B') without losing implicit regularization: a sentence, then the numbers.
 
-    - `matched_learning_rate`: the ε' of equal implicit regularization at B' with no explicit term;
+    - `matched_learning_rate`: the ε' of equal implicit regularization at B' with no explicit term, to first order;
     - `strength`: the λ that makes up the difference at `new_learning_rate`, on micro-batches of `micro_batch_size`;
       where curvature was measured with `finite_rate_factor`, and held to a share of `largest_stable_strength`;
-    - `first_order_strength`: the same λ without either, as the paper's theorem has it.
+    - `first_order_strength`: the same λ without either, as the paper's theorem has it; `noise_dominated_strength` its
+      short form where noise rules.
     """
 
     sentence: str

@@ -18,8 +18,12 @@ from tacit.advice.momentum import RegularizerFactors, regularizer_factors
 from tacit.advice.optimizers import Momentum, make_momentum
 from tacit.advice.price import EVERY, Alternative
 from tacit.advice.wording import (
-    advice_lines,
+    CALIBRATED,
+    HELD,
     advice_sentence,
+    changed_rate_note,
+    condition_lines,
+    rate_line,
     stability_notes,
     strength_lines,
     undecided_note,
@@ -80,7 +84,7 @@ def match(
     Where curvature was measured (`measure(…, learning_rate=…)`) the noise terms are multiplied by the finite-rate
     factor (`tacit.advice.finite_rate_factor`) and by 2, a calibration on pilots, and λ is held to three quarters of the
     largest stable strength λ*; with `every=k` λ* is that of k − 1 plain steps and one with kλ. Without curvature λ is
-    the first-order number.
+    the first-order number. The matched rate always is: with curvature, λ at that rate is not 0.
 
     Give `new_batch_size`, `new_learning_rate` or both. With a new batch size alone the rate stays, and the rate that
     would match without a penalty is given beside; with a new rate alone the batch size that matches it is looked for.
@@ -109,10 +113,18 @@ def match(
     penalty = Term(RegularizerFactors(1.0, 1.0), micro)
     matched = _ratio(seen, [old], unit)
     first = _ratio(seen, [old, new.minus()], penalty)
-    strength, factor, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
+    strength, factors, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
+    kind = "" if factors is None else CALIBRATED if not notes else HELD
     by_noise = micro * (old.factors.noise / batch_size - new.factors.noise / new_batch_size)
-    lines = advice_lines(seen, beta, rate, new_batch_size, micro, matched, strength, by_noise)
-    lines[2:2] = strength_lines(first, factor, edge, every)  # beside the strength
+    moved = (learning_rate, batch_size, rate, new_batch_size, micro, every)
+    stops = None if seen.noise_scale is None else seen.noise_scale.scaled(new.factors.noise / new.factors.full)
+    lines = [
+        rate_line(beta, new_batch_size, matched),
+        *strength_lines(strength, first, factors, edge, moved, beta, kind, by_noise),
+        *condition_lines(seen, beta, rate, stops),
+    ]
+    if factors is not None and rate != learning_rate:
+        notes.append(changed_rate_note(matched))
     notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
     if strength.high < 0:
         notes.append("λ is negative: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the batch.")
@@ -120,12 +132,11 @@ def match(
     if not decided:
         notes.insert(0, undecided_note(seen, matched, first, learning_rate))
     return Advice(
-        advice_sentence(
-            seen, decided, matched, strength, (learning_rate, batch_size, rate, new_batch_size, micro, every), beta
-        ),
-        learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, seen.noise_scale,
+        advice_sentence(seen, decided, matched, strength, moved, beta, kind),
+        learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, stops,
         None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate), decided, tuple(lines),
-        tuple(notes), momentum=beta, every=every, first_order_strength=first, finite_rate_factor=factor,
+        tuple(notes), momentum=beta, every=every, first_order_strength=first,
+        finite_rate_factor=None if factors is None else factors[0],
         largest_stable_strength=edge,
         alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta), every),
     )  # fmt: skip
@@ -183,33 +194,33 @@ def _strength(
     rates: tuple[float, float, Momentum],
     first: Estimate,
     every: int,
-) -> tuple[Estimate, float | None, float | None, list[str]]:
-    """(λ, F, λ*, notes): the first-order λ, raised for the finite rate and held below the edge, where known."""
-    raised, factor = _raised_strength(seen, old, new, penalty, rates, first)
-    if factor is None:
+) -> tuple[Estimate, tuple[float, float] | None, float | None, list[str]]:
+    """(λ, F at both rates, λ*, notes): λ₁, raised for the finite rate and held below the edge, where known."""
+    raised, factors = _raised_strength(seen, old, new, penalty, rates, first)
+    if factors is None:
         return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
     edge = _edge(seen, rates[1], rates[2], penalty.batch_size, every)
     if edge is None:
-        return raised, factor, None, []
+        return raised, factors, None, []
     most = SHARE_OF_EDGE * edge
     if raised.value <= most:
-        return raised, factor, edge, []
+        return raised, factors, edge, []
     held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
     cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
-    return held, factor, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+    return held, factors, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
 
 
 def _raised_strength(
     seen: Measurement, old: Term, new: Term, penalty: Term, rates: tuple[float, float, Momentum], first: Estimate
-) -> tuple[Estimate, float | None]:
-    """(λ, F) before the edge: the noise terms times their F and the calibration, where curvature was measured."""
+) -> tuple[Estimate, tuple[float, float] | None]:
+    """(λ, F at both rates) before the edge: noise terms times F and the calibration, where curvature was measured."""
     rate, new_rate, beta = rates
     if seen.spectrum is None or seen.largest_eigenvalue is None:
         return first, None
     factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta.beta, nesterov=beta.nesterov)
     at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta.beta, nesterov=beta.nesterov)
     noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
-    return _ratio(seen, noise, penalty), factor
+    return _ratio(seen, noise, penalty), (factor, at_new)
 
 
 def _edge(seen: Measurement, rate: float, beta: Momentum, micro: int, every: int) -> float | None:
