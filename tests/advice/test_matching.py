@@ -6,7 +6,9 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -155,9 +157,13 @@ def test_the_interval_of_the_advice_covers_what_all_examples_say() -> None:
         ({**MOVE, "learning_rate": -0.1}, "learning_rate=-0.1; expected a positive"),
         ({**MOVE, "new_batch_size": 5000}, "new_batch_size=5000 with 4096 examples"),
         ({**MOVE, "micro_batch_size": 0}, "micro_batch_size=0"),
+        ({**MOVE, "batch_size": "16"}, "batch_size='16'; expected a whole number"),
+        ({**MOVE, "batch_size": 16.5}, r"batch_size=16\.5; expected a whole number"),
+        ({**MOVE, "learning_rate": "0.1"}, r"learning_rate='0\.1'; expected a positive number"),
+        ({**MOVE, "new_learning_rate": [0.1]}, "new_learning_rate=.*; expected a positive number"),
     ],
 )
-def test_bad_arguments_are_one_sentence(arguments: dict[str, float], said: str) -> None:
+def test_bad_arguments_are_one_sentence(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(tacit.InputError, match=said):
         tacit.match(seen(3.0, 500.0), **arguments)
 
@@ -279,6 +285,33 @@ def test_the_advice_makes_the_objects_to_train_with() -> None:
     assert (penalty.strength, penalty.micro_batch_size) == (advice.strength.value, 16)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 0.1)
+
+
+def test_the_optimizer_keeps_the_weight_decay_of_the_one_that_was_given() -> None:
+    weights = [[nn.Parameter(torch.zeros(2))] for _ in range(2)]
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
+    move = {"batch_size": 16, "new_batch_size": 256}
+    given = torch.optim.SGD(weights[0], **options, weight_decay=0.01)
+    made = tacit.match(seen(3.0, 500.0), optimizer=given, **move).optimizer(weights[0]).param_groups[0]
+    assert (made["weight_decay"], made["momentum"], made["nesterov"]) == (0.01, 0.9, True)
+    groups = [{"params": weights[0], "weight_decay": 0.01}, {"params": weights[1]}]
+    differ = tacit.match(seen(3.0, 500.0), optimizer=torch.optim.SGD(groups, **options), **move)
+    with pytest.raises(tacit.InputError, match="differed in weight decay"):
+        differ.optimizer(weights[0])
+    assert differ.optimizer(weights[0], weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
+
+
+def test_a_penalty_of_the_optimizer_itself_is_named() -> None:
+    for strength in (0.0, 0.25):
+        own = tacit.FactoredSGD(nn.Linear(2, 1), lr=0.1, strength=strength)
+        advice = tacit.match(seen(3.0, 500.0), optimizer=own, batch_size=16, new_batch_size=256)
+        assert any("own penalty of strength 0.25" in note for note in advice.notes) == (strength > 0)
+
+
+def test_numpy_s_numbers_are_as_good_as_others() -> None:
+    move = {"learning_rate": np.float32(0.5), "batch_size": np.int64(16), "new_batch_size": np.int32(256)}
+    advice = tacit.match(seen(3.0, 500.0), **move, micro_batch_size=np.int64(8))
+    assert json.loads(advice.to_json())["new_batch_size"] == 256
 
 
 def test_an_advice_that_is_not_decided_makes_no_penalty() -> None:

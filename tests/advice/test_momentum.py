@@ -8,7 +8,7 @@ from torch import Tensor
 
 import tacit
 from tacit.advice import regularizer_factors
-from tacit.advice.optimizers import read_optimizer
+from tacit.advice.optimizers import Momentum, read_optimizer
 from tacit.theory import Landscape, problems
 from tacit.theory import modified_losses as losses
 from tacit.theory.flows import flow_at_rates, gradient_flow_field
@@ -76,8 +76,8 @@ def test_without_momentum_both_factors_are_the_rate() -> None:
 
 def test_an_sgd_optimizer_is_read_and_others_are_refused_with_a_way_out() -> None:
     weight = [torch.nn.Parameter(torch.zeros(2))]
-    rate, momentum = read_optimizer(torch.optim.SGD(weight, lr=0.1, momentum=0.9, nesterov=True))
-    assert (rate, momentum.beta, momentum.nesterov) == (0.1, 0.9, True)
+    found = read_optimizer(torch.optim.SGD(weight, lr=0.1, momentum=0.9, nesterov=True))
+    assert (found.learning_rate, found.momentum) == (0.1, Momentum(0.9, nesterov=True))
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
         with pytest.raises(tacit.InputError, match=r"is not covered.*search_strength"):
             read_optimizer(make(weight, lr=0.1))
@@ -86,3 +86,22 @@ def test_an_sgd_optimizer_is_read_and_others_are_refused_with_a_way_out() -> Non
         read_optimizer(torch.optim.SGD(groups, lr=0.1))
     with pytest.raises(tacit.InputError, match="dampening"):
         read_optimizer(torch.optim.SGD(weight, lr=0.1, momentum=0.9, dampening=0.5))
+    with pytest.raises(tacit.InputError, match="maximize=True"):
+        read_optimizer(torch.optim.SGD(weight, lr=0.1, maximize=True))
+
+
+def test_a_refusal_says_nothing_of_adam_about_optimizers_that_are_not_of_its_kind() -> None:
+    weight = [torch.nn.Parameter(torch.zeros(2))]
+    for make in (torch.optim.LBFGS, torch.optim.Adagrad):
+        with pytest.raises(tacit.InputError, match=r"is not covered.*search_strength") as caught:
+            read_optimizer(make(weight, lr=0.1))
+        assert "β₂" not in str(caught.value)
+        assert "root mean square" not in str(caught.value)
+
+
+def test_the_package_s_own_sgd_is_read_like_torch_s() -> None:
+    model = torch.nn.Linear(2, 1)
+    own = tacit.FactoredSGD(model, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, strength=0.25)
+    found = read_optimizer(own)
+    assert (found.learning_rate, found.momentum) == (0.1, Momentum(0.9, nesterov=True))
+    assert (found.weight_decay, found.strength) == (0.01, 0.25)

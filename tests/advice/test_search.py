@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import tacit
 from tacit.advice.search import planned_cost, search_strength
@@ -83,3 +84,49 @@ def test_bad_arguments_are_one_sentence() -> None:
         search_strength(Trainer(0.1, evaluations=4), start=0.1)
     with pytest.raises(tacit.InputError, match="every strength diverged"):
         search_strength(Trainer(0.1, diverges_from=0.0), start=0.1)
+    with pytest.raises(tacit.InputError, match="train is a int; expected a function"):
+        search_strength(3, start=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factors", [(), (1,), (1, 1.0), 2.0])
+def test_fewer_than_two_factors_are_one_sentence(factors: object) -> None:
+    with pytest.raises(tacit.InputError, match="factors="):
+        search_strength(Trainer(0.1), start=0.1, factors=factors)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ([0.5] * 12, "returned a list; expected a generator"),
+        (0.5, "returned a float; expected a generator"),
+        (iter([torch.zeros(2)]), "yielded tensor.*expected one number"),
+        (iter([None]), "yielded None; expected one number"),
+    ],
+)
+def test_what_is_no_score_is_one_sentence(result: object, said: str) -> None:
+    with pytest.raises(tacit.InputError, match=said):
+        search_strength(lambda strength: result, start=0.1)  # type: ignore[arg-type,return-value]
+
+
+def test_of_equal_scores_the_smaller_strength_is_taken_in_any_order_and_called_a_tie() -> None:
+    """0.1 leads at half time, so it stands before 0.05 when the two come to be equal."""
+    later = {0.0: 0.0, 0.05: 1.0, 0.1: 1.0, 0.2: 0.0, 0.4: 0.0}
+
+    def train(strength: float) -> Iterator[float]:
+        for at in range(12):
+            yield 2.0 if strength == 0.1 and at < 6 else later[strength]
+
+    for factors in ((0, 0.5, 1, 2, 4), (4, 2, 1, 0.5, 0)):
+        found = search_strength(train, start=0.1, factors=factors)
+        assert found.strength == 0.05
+        assert any("a tie: λ = 0.05 and 0.1" in note for note in found.notes)
+
+
+def test_a_tie_at_a_stage_is_said() -> None:
+    def train(strength: float) -> Iterator[float]:
+        for _ in range(12):
+            yield 1.0
+
+    found = search_strength(train, start=0.1)
+    assert found.strength == 0.0
+    assert any("a tie after 50% of the training" in note for note in found.notes)

@@ -52,12 +52,20 @@ def test_a_large_strength_narrows_it(caplog: pytest.LogCaptureFixture) -> None:
     assert "strength 5" in train(0.05, 5.0, caplog)[0]
 
 
-def test_an_optimizer_of_another_rule_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+OTHERS = [getattr(torch.optim, name) for name in ("Adam", "Muon") if hasattr(torch.optim, name)]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_an_optimizer_of_another_rule_is_left_alone_and_that_is_said(
+    make: type[torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
     model = nn.Linear(1, 1, bias=False)
-    penalty = tacit.GradientPenalty(model, 5.0, optimizer=torch.optim.Adam(model.parameters(), lr=10.0))
+    penalty = tacit.GradientPenalty(model, 5.0, optimizer=make(model.parameters(), lr=10.0))  # type: ignore[call-arg]
     for _ in range(80):
         penalty.backward(lambda: 5 * model(torch.ones(1, 1)).square().mean())
-    assert caplog.records == []
+    (record,) = caplog.records
+    assert "the edge is not watched" in record.message
+    assert make.__name__ in record.message
 
 
 def test_something_else_is_refused() -> None:

@@ -59,6 +59,7 @@ class Advice:
     lines: tuple[Line, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
     momentum: Momentum = field(default_factory=Momentum)
+    weight_decay: float | None = 0.0
     every: int = 1
     first_order_strength: Estimate | None = None
     finite_rate_factor: float | None = None
@@ -75,10 +76,16 @@ class Advice:
         return GradientPenalty(model, max(0.0, self.strength.value), **options)
 
     def optimizer(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **options: Any) -> torch.optim.SGD:
-        """torch.optim.SGD with the advised rate and the same momentum; `options` are its other arguments."""
+        """torch.optim.SGD with the advised rate, and momentum and weight decay of the optimizer that was given.
+
+        `options` are its other arguments. Weight decay that differed between groups cannot be carried over: give it.
+        """
         import torch
 
-        options = {"momentum": self.momentum.beta, "nesterov": self.momentum.nesterov, **options}
+        if self.weight_decay is None and "weight_decay" not in options:
+            raise InputError("the parameter groups differed in weight decay; expected weight_decay=… here.")
+        same = {"momentum": self.momentum.beta, "nesterov": self.momentum.nesterov, "weight_decay": self.weight_decay}
+        options = {**same, **options}
         return torch.optim.SGD(parameters, lr=self.new_learning_rate, **options)
 
     def price(

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tacit._arguments import whole_number
+from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
 from tacit.advice.advice import Advice
 from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.finite_rate import CALIBRATION, finite_rate_factor
 from tacit.advice.momentum import RegularizerFactors, regularizer_factors
-from tacit.advice.optimizers import Momentum, make_momentum
+from tacit.advice.optimizers import Momentum, optimizer_settings
 from tacit.advice.price import EVERY, Alternative
 from tacit.advice.wording import (
     CALIBRATED,
@@ -94,18 +94,21 @@ def match(
     in docs/large-batch.md shows how far that carries. Rates are compared at equal training time ε × updates, so a
     larger batch at the same rate needs as many updates, and more epochs.
     """
-    own_rate, beta = make_momentum(optimizer, momentum, nesterov)
-    learning_rate = own_rate if learning_rate is None else learning_rate
+    own = optimizer_settings(optimizer, momentum, nesterov)
+    beta = own.momentum
+    learning_rate = own.learning_rate if learning_rate is None else learning_rate
     every = whole_number("every", every, at_least=1)
     check_match(seen.train_size if isinstance(seen, Measurement) else None, learning_rate, batch_size, new_batch_size,
                 new_learning_rate, micro_batch_size)  # fmt: skip
     _check_measurement(seen)
     assert learning_rate is not None
+    learning_rate, batch_size = float(learning_rate), int(batch_size)  # numpy's numbers have no JSON
     if new_batch_size is None:
         assert new_learning_rate is not None
         new_batch_size = _matching_batch_size(seen, learning_rate, batch_size, new_learning_rate, beta)
-    rate = learning_rate if new_learning_rate is None else new_learning_rate
-    micro = micro_batch_size or min(batch_size, new_batch_size)
+    rate = learning_rate if new_learning_rate is None else float(new_learning_rate)
+    new_batch_size = int(new_batch_size)
+    micro = int(micro_batch_size or min(batch_size, new_batch_size))
     old, unit, new = (
         Term(_factors(seen, some, size, beta), size)
         for some, size in ((learning_rate, batch_size), (1.0, new_batch_size), (rate, new_batch_size))
@@ -125,6 +128,8 @@ def match(
     ]
     if factors is not None and rate != learning_rate:
         notes.append(changed_rate_note(matched))
+    if own.strength:
+        notes.append(f"the optimizer's own penalty of strength {own.strength:g} is no part of what is matched.")
     notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
     if strength.high < 0:
         notes.append("λ is negative: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the batch.")
@@ -135,7 +140,7 @@ def match(
         advice_sentence(seen, decided, matched, strength, moved, beta, kind),
         learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, stops,
         None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate), decided, tuple(lines),
-        tuple(notes), momentum=beta, every=every, first_order_strength=first,
+        tuple(notes), momentum=beta, weight_decay=own.weight_decay, every=every, first_order_strength=first,
         finite_rate_factor=None if factors is None else factors[0],
         largest_stable_strength=edge,
         alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta), every),
@@ -156,11 +161,13 @@ def check_match(
     if learning_rate is None:
         raise InputError("there is no learning_rate; expected one, or an optimizer that has it.")
     for name, rate in (("learning_rate", learning_rate), ("new_learning_rate", new_learning_rate)):
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise InputError(f"{name}={rate}; expected a positive number.")
+        if rate is not None:
+            finite_number(name, rate, positive=True)
     sizes = (("batch_size", batch_size), ("new_batch_size", new_batch_size), ("micro_batch_size", micro_batch_size))
     for name, size in sizes:
-        if train_size is not None and size is not None and not 1 <= size <= train_size:
+        if size is None:
+            continue
+        if whole_number(name, size, at_least=1) > (train_size or math.inf):
             raise InputError(f"{name}={size} with {train_size} examples; expected 1 to {train_size}.")
 
 

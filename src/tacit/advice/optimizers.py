@@ -13,6 +13,10 @@ ADAPTIVE = (
     "follows has no common factor on C_reg, and for its usual β₂ > β₁ the full-batch term is even of the other sign "
     "(Cattaneo et al., ICML 2024). Use tacit.search_strength, which tries strengths on a validation split."
 )
+OTHER = (
+    "{name} is not covered: the formulas are those of torch.optim.SGD, with or without momentum. Use "
+    "tacit.search_strength, which tries strengths on a validation split."
+)
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,32 @@ class Momentum:
         return "no momentum" if self.beta == 0 else f"{kind}, β = {self.beta:g}"
 
 
-def read_optimizer(optimizer: Any) -> tuple[float, Momentum]:
-    """(ε, momentum) of a torch.optim.SGD; every other optimizer is refused with what to do instead."""
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """What the advice needs of an optimizer; the rate is None where only momentum was given.
+
+    `weight_decay` is None where parameter groups differ in it, and `strength` that of a `tacit.FactoredSGD`.
+    """
+
+    learning_rate: float | None
+    momentum: Momentum
+    weight_decay: float | None = 0.0
+    strength: float = 0.0
+
+
+def read_optimizer(optimizer: Any) -> OptimizerSettings:
+    """Those of a torch.optim.SGD or tacit.FactoredSGD; every other optimizer is refused with what to do instead."""
     import torch
+
+    from tacit.penalty import FactoredSGD
 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.SGD object.")
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise InputError(ADAPTIVE.format(name=type(optimizer).__name__))
-    settings = {(g["lr"], g["momentum"], g["nesterov"], g["dampening"]) for g in optimizer.param_groups}
+    if not isinstance(optimizer, (torch.optim.SGD, FactoredSGD)):
+        of_adam = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam))
+        raise InputError((ADAPTIVE if of_adam else OTHER).format(name=type(optimizer).__name__))
+    groups = optimizer.param_groups
+    settings = {(float(g["lr"]), float(g["momentum"]), bool(g["nesterov"]), float(g["dampening"])) for g in groups}
     if len(settings) != 1:
         raise InputError(
             f"the optimizer has {len(settings)} parameter groups with different rates or momentum; expected one. "
@@ -43,19 +64,23 @@ def read_optimizer(optimizer: Any) -> tuple[float, Momentum]:
         )
     rate, beta, nesterov, dampening = settings.pop()
     if dampening:
-        raise InputError(f"the optimizer has dampening={dampening}; expected 0, as in the formulas.")
-    return float(rate), Momentum(float(beta), bool(nesterov))
+        raise InputError(f"the optimizer has dampening={dampening:g}; expected 0, as in the formulas.")
+    if any(group.get("maximize", False) for group in groups):
+        raise InputError("the optimizer has maximize=True; expected one that descends. Negate the loss instead.")
+    decays = {float(group["weight_decay"]) for group in groups}
+    own_strength = float(groups[0]["strength"]) if isinstance(optimizer, FactoredSGD) else 0.0
+    return OptimizerSettings(rate, Momentum(beta, nesterov), decays.pop() if len(decays) == 1 else None, own_strength)
 
 
-def make_momentum(optimizer: Any, momentum: float | None, nesterov: bool) -> tuple[float | None, Momentum]:
-    """(ε of the optimizer if there is one, momentum) from either way of saying it."""
+def optimizer_settings(optimizer: Any, momentum: float | None, nesterov: bool) -> OptimizerSettings:
+    """From either way of saying it: the optimizer itself, or its momentum."""
     if optimizer is None:
         beta = finite_number("momentum", 0.0 if momentum is None else momentum)
         if beta >= 1:
             raise InputError(f"momentum={momentum!r}; expected 0 <= momentum < 1.")
         if nesterov and beta == 0:
             raise InputError("nesterov=True without momentum; expected momentum above 0.")
-        return None, Momentum(beta, nesterov)
+        return OptimizerSettings(None, Momentum(beta, nesterov))
     if momentum is not None or nesterov:
         raise InputError("optimizer and momentum were both given; expected one of them.")
     return read_optimizer(optimizer)

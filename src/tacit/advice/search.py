@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from tacit._arguments import finite_number, whole_number
@@ -74,6 +74,8 @@ def search_strength(
     The start is `advice.strength`, or `start` where there is no advice (Adam, batch norm): a strength of the order of
     the rate that SGD would need. Strengths above `largest`, by default the advice's edge, are not tried.
 
+    Of equal scores the smaller strength goes on, and a note says that it was a tie.
+
     Scores must come from examples that are neither trained on nor used to judge the result in the end.
 
     >>> def train(strength):
@@ -82,6 +84,8 @@ def search_strength(
     >>> search_strength(train, start=0.1, evaluations=4).strength
     0.2
     """
+    if not callable(train):
+        raise InputError(f"train is a {type(train).__name__}; expected a function of the strength that yields scores.")
     strengths = _strengths(advice, start, largest, factors)
     count = whole_number("evaluations", evaluations, at_least=len(STAGES) + 1)
     limit = finite_number("budget", budget, positive=True)
@@ -92,9 +96,12 @@ def search_strength(
         for strength in going:
             arms[strength].advance(_evaluation(share, count))
         alive = [strength for strength in going if arms[strength].status != "diverged"]
-        ranked = sorted(alive, key=lambda strength: arms[strength].arm.score, reverse=True)
+        ranked = sorted(alive, key=lambda strength: (-arms[strength].arm.score, strength))
         going = ranked[: max(1, math.ceil(kept * len(going)))]
-        for strength in set(ranked) - set(going):
+        dropped = ranked[len(going) :]
+        if dropped and arms[dropped[0]].arm.score == arms[going[-1]].arm.score:
+            notes.append(f"a tie after {share:.0%} of the training: of equal scores the smaller strengths went on.")
+        for strength in dropped:
             arms[strength].stop()
     found = tuple(arms[strength].arm for strength in sorted(arms))
     if not going:
@@ -103,6 +110,11 @@ def search_strength(
             "Use a smaller start or rate."
         )
     best = max((arm for arm in found if arm.status == "finished"), key=lambda arm: arm.score)
+    tied = [arm.strength for arm in found if arm.status == "finished" and arm.score == best.score]
+    if len(tied) > 1:
+        notes.append(
+            f"a tie: λ = {' and '.join(f'{each:.4g}' for each in tied)} score the same; the smallest is taken."
+        )
     cost = sum(len(arm.scores) for arm in found) / count
     if best.strength == max(strengths) > 0:
         notes.append("the best strength is the largest that was tried: search again from there.")
@@ -123,6 +135,10 @@ class _Training:
     """One arm while it trains."""
 
     def __init__(self, scores: Iterator[float], strength: float, evaluations: int) -> None:
+        if not isinstance(scores, Iterator):
+            raise InputError(
+                f"train({strength:g}) returned a {type(scores).__name__}; expected a generator: yield each score."
+            )
         self._scores, self._strength, self._evaluations = scores, strength, evaluations
         self._seen: list[float] = []
         self.status = "training"
@@ -134,18 +150,26 @@ class _Training:
     def advance(self, until: int) -> None:
         while len(self._seen) < until and self.status == "training":
             try:
-                score = float(next(self._scores))
+                found = next(self._scores)
             except StopIteration:
                 raise InputError(
                     f"train({self._strength:g}) ended after {len(self._seen)} scores; expected {self._evaluations}. "
                     f"Say evaluations={len(self._seen)}, or yield more often."
                 ) from None
-            self._seen.append(score)
-            if not math.isfinite(score):
-                self._seen.pop()
+            score = self._number(found)
+            if math.isfinite(score):
+                self._seen.append(score)
+            else:
                 self._end("diverged")
         if len(self._seen) == self._evaluations and self.status == "training":
             self._end("finished")
+
+    def _number(self, found: object) -> float:
+        try:
+            return float(found)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
+            shown = " ".join(repr(found).split())[:60]
+            raise InputError(f"train({self._strength:g}) yielded {shown}; expected one number, the score.") from None
 
     def stop(self) -> None:
         if self.status == "training":
@@ -181,7 +205,11 @@ def _strengths(
     middle = _start(advice, start)
     if largest is None and advice is not None and advice.largest_stable_strength is not None:
         largest = advice.largest_stable_strength
+    if isinstance(factors, str) or not isinstance(factors, Iterable):
+        raise InputError(f"factors={factors!r}; expected several numbers.")
     wanted = sorted({finite_number("factors", factor) * middle for factor in factors})
+    if len(wanted) < 2:
+        raise InputError(f"factors={tuple(factors)} are {len(wanted)} strengths; expected at least two different ones.")
     below = [strength for strength in wanted if largest is None or strength < largest]
     if len(below) < 2:
         raise InputError(

@@ -123,9 +123,9 @@ def advise(
     check_output_file("--json", json)
     from tacit.advice import match
     from tacit.advice.matching import check_match, check_problem
-    from tacit.advice.optimizers import make_momentum
+    from tacit.advice.optimizers import optimizer_settings
 
-    make_momentum(None, momentum, nesterov)
+    optimizer_settings(None, momentum, nesterov)
     posed = _problem(dataset, model, width, depth, train_size, weights, problem, seed)
     if regime:
         _check_regime(posed, batch_size)

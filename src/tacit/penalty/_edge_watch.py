@@ -1,4 +1,4 @@
-"""A warning when the curvature that penalised steps meet passes the edge of their stability."""
+"""A warning when the curvature that penalised steps meet is more than twice the edge of their stability."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class EdgeWatch:
         if not isinstance(optimizer, Optimizer):
             raise InputError(f"optimizer is a {type(optimizer).__name__}; expected a torch optimizer.")
         self.optimizer = optimizer
+        if not _is_sgd(optimizer.param_groups[0]):
+            _log.warning(
+                "GradientPenalty: the edge is not watched, because it is known in closed form for torch.optim.SGD and "
+                "not for %s.", type(optimizer).__name__,
+            )  # fmt: skip
         self.warned = False
         self._steps = 0
         self._looks = 0
@@ -40,7 +45,7 @@ class EdgeWatch:
     def look(self, record: PenaltyRecord) -> None:
         """Take note of one step; optimizers with another rule than SGD's have no edge in closed form."""
         group = self.optimizer.param_groups[0]
-        if self.warned or record.strength == 0 or record.curvature is None or "nesterov" not in group:
+        if self.warned or record.strength == 0 or record.curvature is None or not _is_sgd(group):
             return
         self._steps += 1
         if self._steps > FIRST_LOOKS and self._steps % LOOK_EVERY:
@@ -64,3 +69,8 @@ class EdgeWatch:
     @staticmethod
     def _options(group: dict[str, Any]) -> dict[str, Any]:
         return {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
+
+
+def _is_sgd(group: dict[str, Any]) -> bool:
+    """By its settings, so that wrappers of SGD count; Muon has Nesterov's momentum too, but no dampening."""
+    return "nesterov" in group and "dampening" in group

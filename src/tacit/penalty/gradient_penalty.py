@@ -67,8 +67,8 @@ class GradientPenalty:
     - `attention`: `math` lets exact methods run scaled_dot_product_attention by its MATH backend, the one with a second
       derivative, and says so once; `as_is` leaves the choice to torch, whose fused kernels the exact methods refuse.
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
-    - `optimizer`: with it a warning is logged, once, when batch sharpness passes the edge of the penalised step at its
-      rate and momentum; for torch.optim.SGD, and where `last.batch_sharpness` is at hand.
+    - `optimizer`: with it a warning is logged, once, when batch sharpness is more than twice the edge of the penalised
+      step at its rate and momentum; for torch.optim.SGD, and where `last.batch_sharpness` is at hand.
 
     >>> model = nn.Linear(2, 1)
     >>> penalty = GradientPenalty(model, strength=2**-6)
