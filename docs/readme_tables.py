@@ -246,7 +246,26 @@ def edge() -> str:
         cells = [name, f"{task['largest_eigenvalue']:.3g}", f"{task['curvature_spread']:.2f}", str(found["settings"])]
         cells += [f"{100 * found['all']:.0f} %", str(found["clear_settings"]), f"{100 * found['clear']:.0f} %"]
         lines.append(_row(cells))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_edge_errors()])
+
+
+def _edge_errors() -> list[str]:
+    """In which direction the edge errs: unstable where a strength would be advised, stable where it would not."""
+    from tacit.advice.matching import SHARE_OF_EDGE
+
+    lines = [
+        f"| task | β | λ at most {SHARE_OF_EDGE:g} λ\\*, as advised: seen unstable | λ above λ\\*: seen stable |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, task in json.loads(EDGE.read_text())["tasks"].items():
+        for beta in sorted({row["momentum"] for row in task["rows"]}):
+            rows = [(row["strength"] / row["largest_stable_strength"], row["seen_unstable"]) for row in task["rows"]
+                    if row["momentum"] == beta]  # fmt: skip
+            slack = 1e-9  # the grid has the share itself, up to rounding
+            below = [unstable for share, unstable in rows if share <= SHARE_OF_EDGE + slack]
+            above = [not unstable for share, unstable in rows if share > 1 + slack]
+            lines.append(_row([name, f"{beta:g}", f"{sum(below)} of {len(below)}", f"{sum(above)} of {len(above)}"]))
+    return lines
 
 
 def measuring() -> str:

@@ -119,11 +119,14 @@ for name, value in penalty.last.to_row().items():
 # %% [markdown]
 # ## What this shows, and what it does not
 #
-# The large batch now has the regularization of the small one, at its own price per step. The accuracies above are of
-# one seed and of a training that takes seconds. One seed can be lucky by a point or two, and what a large batch loses
-# shows late in training, when the training examples have been learned. [Larger batches](../large-batch.md) has
-# experiments with training to the end, several seeds and intervals, with momentum too, and says what to do when the
-# advice is not enough.
+# The large batch now has a penalty in place of the regularization that it lost, at its own price per step. Its λ is
+# not the one that makes both equal to first order: that is `advice.first_order_strength`. `tacit.match` multiplies it
+# by 2, a calibration on other trainings, and by a factor for the finite rate, and holds it below the edge of stability.
+#
+# The accuracies above are of one seed and of a training that takes seconds. One seed can be lucky by a point or two,
+# and what a large batch loses shows late in training, when the training examples have been learned.
+# [Larger batches](../large-batch.md) has experiments with training to the end, several seeds and intervals, with
+# momentum too, and says what to do when the advice is not enough.
 #
 # A penalised step costs more than a plain one; [choosing a method](../choosing-a-method.md) has the table, and says
 # which method is the cheapest for your model. Next: the same line in
