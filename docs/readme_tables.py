@@ -125,8 +125,8 @@ def verdicts_on_images() -> str:
     for folder, title in IMAGES.items():
         for figure in _figures(folder):
             verdict = figure["verdict"]
-            cells = [title, figure["figure"], verdict["seen"], _number(verdict), f"**{verdict['outcome']}**"]
-            lines.append(_row(cells))
+            outcome = f"**{verdict['outcome']}** {verdict['advice']}".strip()
+            lines.append(_row([title, figure["figure"], verdict["seen"], _number(verdict), outcome]))
     return "\n".join(lines)
 
 
