@@ -14,7 +14,8 @@ NAMES = {
 }
 HEAD = """# Gallery
 
-Every stored figure, with the claim of the paper that it tests and the verdict of the present rules (on MNIST-1D they were written before the runs).
+Every stored figure, with the claim of the paper that it tests and the verdict of the present rules.
+On MNIST-1D they were written before the runs.
 [The claims, one by one](results.md) has the numbers of all of them in tables."""
 
 
