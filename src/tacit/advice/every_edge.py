@@ -36,7 +36,7 @@ def largest_stable_strength_every(
     For k = 1 it is `tacit.edges.largest_stable_strength`; 0 where the step is unstable without a penalty.
 
     >>> round(largest_stable_strength_every(0.125, 5.0, every=4), 2)
-    2.1
+    1.98
     """
     beta = momentum or Momentum()
     k = whole_number("every", every, at_least=1)

@@ -256,17 +256,18 @@ def test_ctrl_c_and_sigterm_store_checkpoints_that_the_study_goes_on_from(
 
 
 class Killer(Listener):
-    """Kills the worker of the first fleet that tells of progress, a number of times."""
+    """Kills the worker of a fleet that tells of progress, a number of times; after a new checkpoint, or before."""
 
-    def __init__(self, executor: LocalExecutor, times: int) -> None:
+    def __init__(self, executor: LocalExecutor, times: int, *, after_checkpoint: bool = True) -> None:
         super().__init__()
-        self.executor, self.times = executor, times
+        self.executor, self.times, self.after_checkpoint = executor, times, after_checkpoint
         self.went_on_from_checkpoint = False
 
     def advanced(self, done: float) -> None:
         for each in self.executor._pool:
             self.went_on_from_checkpoint |= each.task is not None and each.task.checkpoint is not None
-            if self.times and each.task is not None and each.checkpoint is not None and each.process.poll() is None:
+            due = self.times and (each.checkpoint is not None or not self.after_checkpoint)
+            if due and each.task is not None and each.process.poll() is None:
                 each.process.kill()
                 each.process.wait()  # on a busy machine it would be found alive, and be killed a second time
                 self.times -= 1
@@ -284,11 +285,11 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on(tmp_path: Path, long_
 
 def test_a_fleet_that_loses_three_workers_is_reported_failed_and_can_be_tried_again(tmp_path: Path) -> None:
     with LocalExecutor(1) as executor:
-        killer = Killer(executor, times=3)
+        killer = Killer(executor, times=3, after_checkpoint=False)  # with new checkpoints it would be tried on and on
         one = parse_study({**LONG.model_dump(), "grid": [{"learning_rate": [0.05]}]})
         (fleet,) = pack(one.runs)
         with pytest.raises(FleetsFailedError, match=f"1 of 1 fleet failed .{fleet.id}."):
-            runner.run(one, tmp_path, executor=executor, watcher=killer, checkpoint_seconds=0.05)
+            runner.run(one, tmp_path, executor=executor, watcher=killer, checkpoint_seconds=3600)
         assert len(killer.texts) == 3
         failure = ResultsFolder(tmp_path).failure(fleet.id)
         assert failure is not None
