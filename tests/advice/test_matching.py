@@ -375,3 +375,10 @@ def test_with_momentum_nothing_is_said_of_the_theory_of_plain_sgd() -> None:
     assert "above 3.8: unstable" in heavy
     assert "theory" not in heavy
     assert "log" not in heavy
+
+
+def test_a_strength_held_at_the_edge_of_momentum_is_not_called_safe() -> None:
+    """By benchmarks/results/edge.json: docs/large-batch.md has the counts."""
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,))
+    assert any("that was not always stable" in note for note in tacit.match(point, **MOVE, momentum=0.9).notes)
+    assert not any("that was not always stable" in note for note in tacit.match(point, **MOVE).notes)

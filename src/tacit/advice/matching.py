@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from tacit._arguments import finite_number, whole_number
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.advice.advice import Advice
+from tacit.advice.checks import check_match, check_measurement
 from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.finite_rate import CALIBRATION, finite_rate_factor
 from tacit.advice.momentum import RegularizerFactors, regularizer_factors
@@ -30,15 +30,8 @@ from tacit.advice.wording import (
 )
 from tacit.diagnostics.estimates import Estimate, estimate
 from tacit.diagnostics.measurement import Measurement
-from tacit.diagnostics.self_test import halves_differ
-from tacit.problem import Problem
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
-FEW = 32  # examples that show whether a model mixes them
-MIXED = (
-    "the measured model mixes the examples of a minibatch (batch norm), so C_reg has no formula in B; expected a model "
-    "without it, or one measured in evaluation mode. tacit.search_strength needs no measurement."
-)
 SHARE_OF_EDGE = 0.75  # of the largest stable strength: more is never advised
 
 
@@ -100,7 +93,7 @@ def match(
     every = whole_number("every", every, at_least=1)
     check_match(seen.train_size if isinstance(seen, Measurement) else None, learning_rate, batch_size, new_batch_size,
                 new_learning_rate, micro_batch_size)  # fmt: skip
-    _check_measurement(seen)
+    check_measurement(seen)
     assert learning_rate is not None
     learning_rate, batch_size = float(learning_rate), int(batch_size)  # numpy's numbers have no JSON
     if new_batch_size is None:
@@ -147,47 +140,6 @@ def match(
     )  # fmt: skip
 
 
-def check_match(
-    train_size: int | None,
-    learning_rate: float | None,
-    batch_size: int,
-    new_batch_size: int | None,
-    new_learning_rate: float | None,
-    micro_batch_size: int | None,
-) -> None:
-    """Refuse what `match` cannot answer; `tacit advise` asks before it measures for half a minute."""
-    if new_batch_size is None and new_learning_rate is None:
-        raise InputError("there is nothing to match; expected new_batch_size, new_learning_rate or both.")
-    if learning_rate is None:
-        raise InputError("there is no learning_rate; expected one, or an optimizer that has it.")
-    for name, rate in (("learning_rate", learning_rate), ("new_learning_rate", new_learning_rate)):
-        if rate is not None:
-            finite_number(name, rate, positive=True)
-    sizes = (("batch_size", batch_size), ("new_batch_size", new_batch_size), ("micro_batch_size", micro_batch_size))
-    for name, size in sizes:
-        if size is None:
-            continue
-        if whole_number(name, size, at_least=1) > (train_size or math.inf):
-            raise InputError(f"{name}={size} with {train_size} examples; expected 1 to {train_size}.")
-
-
-def check_problem(problem: Problem) -> None:
-    """Refuse, from a few examples, a model whose measurement `match` would refuse."""
-    try:
-        difference, rounding = halves_differ(problem, torch.arange(min(FEW, problem.train_size)))
-    except (IndexError, RuntimeError, ValueError):
-        return  # `measure` explains what the model refuses
-    if difference > rounding:
-        raise InputError(MIXED)
-
-
-def _check_measurement(seen: Measurement) -> None:
-    if not isinstance(seen, Measurement):
-        raise InputError(f"found a {type(seen).__name__}; expected the result of tacit.measure.")
-    if not seen.per_example:
-        raise InputError(MIXED)
-
-
 def _factors(seen: Measurement, rate: float, batch_size: int, beta: Momentum) -> RegularizerFactors:
     batches = max(1, seen.train_size // batch_size)
     return regularizer_factors(rate, batches=batches, momentum=beta.beta, nesterov=beta.nesterov)
@@ -214,7 +166,10 @@ def _strength(
         return raised, factors, edge, []
     held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
     cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
-    return held, factors, edge, [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+    notes = [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
+    if rates[2].beta:
+        notes.append("with momentum that was not always stable (docs/large-batch.md): try a short run first.")
+    return held, factors, edge, notes
 
 
 def _raised_strength(

@@ -122,7 +122,7 @@ def advise(
     """
     check_output_file("--json", json)
     from tacit.advice import match
-    from tacit.advice.matching import check_match, check_problem
+    from tacit.advice.checks import check_match, check_problem
     from tacit.advice.optimizers import optimizer_settings
 
     optimizer_settings(None, momentum, nesterov)
