@@ -70,7 +70,7 @@ from tacit._provenance import provenance
 from tacit.studies.train.batched_mlp import Layers
 
 FOLDER = Path(__file__).parent / "results"
-ROWS, TABLE = FOLDER / "large_batch.jsonl", FOLDER / "large_batch.json"
+ROWS = FOLDER / "large_batch.jsonl"
 ADVICE_SEED, TUNING_SEED = 100, 101
 ARMS = ("small", "same", "scaled", "matched", "advised", "searched", "every-4", "sam", "sam-4")
 PRICE_ARMS = ("every-2", "every-8", "micro-4x", "whole-batch", "whole-4", "whole-8")
@@ -79,10 +79,37 @@ ADAM_START = 0.1  # where the search starts without advice: of the order of a ra
 EVALUATIONS = 16  # updates/16 is one of them
 
 
+class Store:
+    """The rows of a JSON Lines file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    def add(self, row: dict[str, Any]) -> None:
+        lines = [json.dumps(entry, ensure_ascii=False) + "\n" for entry in [*self.read(), row]]
+        write_atomically(self.path, "".join(lines))
+
+    def find(self, **wanted: Any) -> dict[str, Any] | None:
+        return next((row for row in self.read() if all(row.get(key) == value for key, value in wanted.items())), None)
+
+    def stored(self, key: dict[str, Any], make: Any) -> dict[str, Any]:
+        """The row of this key, made now if there is none."""
+        found = self.find(**key)
+        if found is None:
+            found = {**key, **make(), **provenance()}
+            self.add(found)
+            print({name: value for name, value in found.items() if name != "text"}, flush=True)
+        return found
+
+
 class Bench:
     """One task with one optimizer: its rows, and the advice, search and tuning that the arms need."""
 
-    def __init__(self, task: Task, optimizer: str) -> None:
+    def __init__(self, task: Task, optimizer: str, rows: Store) -> None:
+        self.rows = rows
         self.task, self.optimizer, self.arrays = task, optimizer, load_task(task)
         self.rate, self.beta = task.rates[optimizer], 0.9 if optimizer == "momentum" else 0.0
         self.key = {"task": task.name, "optimizer": optimizer}
@@ -115,9 +142,9 @@ class Bench:
 
             size = self.task.batch_size
             train(self.task, self.arrays, self.fleet([Run(ADVICE_SEED, self.rate)], batch_size=size), pause=pause)
-            return {"advice": json.loads(found[0].to_json()), "text": str(found[0]), **provenance()}
+            return {"advice": json.loads(found[0].to_json()), "text": str(found[0])}
 
-        return stored({"kind": "advice", **self.key}, measure)
+        return self.rows.stored({"kind": "advice", **self.key}, measure)
 
     def search(self) -> dict[str, Any]:
         """The stored result of the search; searched now if there is none."""
@@ -139,7 +166,7 @@ class Bench:
             found = tacit.search_strength(scores, start=start, largest=largest, evaluations=EVALUATIONS)
             return {"strength": found.strength, "cost": found.cost, "text": str(found)}
 
-        return stored({"kind": "search", **self.key}, search)
+        return self.rows.stored({"kind": "search", **self.key}, search)
 
     def sam(self) -> dict[str, Any]:
         """SAM's radius and rate with the best validation accuracy at half length."""
@@ -152,7 +179,7 @@ class Bench:
             tried = [[row["learning_rate"], row["radius"], row["validation"][-1]] for row in rows]
             return {"learning_rate": best["learning_rate"], "radius": best["radius"], "tried": tried}
 
-        return stored({"kind": "sam", **self.key}, tune)
+        return self.rows.stored({"kind": "sam", **self.key}, tune)
 
     def settings(self, arm: str) -> dict[str, Any] | None:
         """Batch size, micro-batch size and the fields of `Run` of an arm; None where the arm has no meaning."""
@@ -184,7 +211,7 @@ class Bench:
 
     def run(self, arm: str, seeds: list[int]) -> None:
         key = {"kind": "run", **self.key, "arm": arm}
-        missing = [seed for seed in seeds if find(**key, seed=seed) is None]
+        missing = [seed for seed in seeds if self.rows.find(**key, seed=seed) is None]
         settings = self.settings(arm)
         if not missing or settings is None:
             return
@@ -198,29 +225,8 @@ class Bench:
                 raise SystemExit(f"the batched penalty is {extra['difference']:.2g} off tacit.GradientPenalty")
         runs = [Run(seed, **settings) for seed in missing]
         for row in train(self.task, self.arrays, self.fleet(runs, batch_size=size, micro=micro)):
-            add({**key, **extra, **row})
+            self.rows.add({**key, **extra, **row, "commit": provenance()["commit"]})
             print(arm, row["seed"], f"{row['test'][-1]:.4f}", row["diverged"], flush=True)
-
-
-def read() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
-
-
-def add(row: dict[str, Any]) -> None:
-    write_atomically(ROWS, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in [*read(), row]))
-
-
-def find(**wanted: Any) -> dict[str, Any] | None:
-    return next((row for row in read() if all(row.get(key) == value for key, value in wanted.items())), None)
-
-
-def stored(key: dict[str, Any], make: Any) -> dict[str, Any]:
-    found = find(**key)
-    if found is None:
-        found = {**key, **make()}
-        add(found)
-        print({name: value for name, value in found.items() if name != "text"}, flush=True)
-    return found
 
 
 def main() -> None:
@@ -229,24 +235,29 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sgd", "momentum", "adamw"], default="sgd")
     parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated; `all` adds the price arms")
     parser.add_argument("--seeds", default="0:8", help="first:end")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of the rows; the table goes beside it")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--prices", action="store_true", help="time the steps and store what they cost")
     parser.add_argument("--figure", type=Path, help="draw price against gain into this file")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     np.seterr(all="ignore")
+    provenance()  # the commit is read once, before results make the checkout differ from it
+    rows = Store(chosen.rows)
     if chosen.task is not None:
         first, end = chosen.seeds.split(":")
-        bench = Bench(TASKS[chosen.task], chosen.optimizer)
+        bench = Bench(TASKS[chosen.task], chosen.optimizer, rows)
         for arm in [*ARMS, *PRICE_ARMS] if chosen.arms == "all" else chosen.arms.split(","):
             bench.run(arm, [*range(int(first), int(end))])
     if chosen.prices:
-        for name, optimizer in sorted({(row["task"], row["optimizer"]) for row in read() if row["kind"] == "run"}):
-            add({"kind": "prices", "task": name, "optimizer": optimizer, **prices(TASKS[name], read(), optimizer)})
-    made = table(read())
+        for name, optimizer in sorted({(row["task"], row["optimizer"]) for row in rows.read() if row["kind"] == "run"}):
+            costs = prices(TASKS[name], rows.read(), optimizer)
+            rows.add({"kind": "prices", "task": name, "optimizer": optimizer, **costs, **provenance()})
+    made = table(rows.read())
     show(made)
     if made:
-        write_atomically(TABLE, json.dumps({**made, "provenance": provenance()}, ensure_ascii=False, indent=1) + "\n")
+        whole = {**made, "provenance": provenance()}
+        write_atomically(rows.path.with_suffix(".json"), json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
     if chosen.figure is not None:
         draw(made, chosen.figure)
 
