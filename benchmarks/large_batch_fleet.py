@@ -175,9 +175,9 @@ def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: Tenso
     def fold(tensor: Tensor) -> Tensor:
         return tensor.reshape(-1, micro, tensor.shape[2])
 
-    X, logits = batched_mlp._forward(layers, inputs)
+    X, logits = _forward(layers, inputs)
     probabilities = logits.softmax(2)
-    D = batched_mlp._backward(layers, X, (probabilities - targets) / micro)
+    D = _backward(layers, X, (probabilities - targets) / micro)
     T: list[Tensor | None] = [None] * len(X)
     S = D
     if strength is not None:
@@ -187,19 +187,40 @@ def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: Tenso
             if at > 0:
                 moved = torch.baddbmm(moved, T[at], layers.weights[at])
             if at + 1 < len(X):
-                T[at + 1] = batched_mlp._where_active(moved, X[at + 1])
+                T[at + 1] = _where_active(moved, X[at + 1])
         turned = probabilities * moved
         turned = turned - probabilities * turned.sum(2, keepdim=True)
         S = [D[-1] + half / micro * turned]
         for at in range(len(X) - 1, 0, -1):
             x, d = fold(X[at]), fold(D[at])
             s = half * torch.bmm(torch.bmm(d, d.mT), x).reshape(runs, rows, -1)
-            S.insert(0, batched_mlp._where_active(torch.baddbmm(s, S[0], layers.weights[at].mT), X[at]))
+            S.insert(0, _where_active(torch.baddbmm(s, S[0], layers.weights[at].mT), X[at]))
     weights = [torch.bmm(x.mT, s) for x, s in zip(X, S, strict=True)]
     for at, (t, d) in enumerate(zip(T, D, strict=True)):
         if t is not None:
             weights[at] += half * torch.bmm(t.mT, d)
     return [part * (micro / rows) for part in [*weights, *[s.sum(1, keepdim=True) for s in S]]]
+
+
+def _forward(layers: Layers, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The inputs X of every layer, and the logits."""
+    X = [inputs]
+    for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):
+        X.append(torch.baddbmm(bias, X[-1], weight).relu_())
+    return X, torch.baddbmm(layers.biases[-1], X[-1], layers.weights[-1])
+
+
+def _backward(layers: Layers, X: list[Tensor], last: Tensor) -> list[Tensor]:
+    """D = ∂Ĉ/∂Z of every layer, from that of the last."""
+    D = [last]
+    for at in range(len(X) - 1, 0, -1):
+        D.append(_where_active(torch.bmm(D[-1], layers.weights[at].mT), X[at]))
+    return D[::-1]
+
+
+def _where_active(gradient: Tensor, activations: Tensor) -> Tensor:
+    """The gradient where the activation is positive, 0 elsewhere."""
+    return torch.ops.aten.threshold_backward(gradient, activations, 0)
 
 
 def sam_gradient(layers: Layers, inputs: Tensor, targets: Tensor, radii: Tensor) -> list[Tensor]:
