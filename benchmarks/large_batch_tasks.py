@@ -70,14 +70,13 @@ def load_task(task: Task) -> Arrays:
 
         found = load("mnist1d_16k")
         return _split(task, found.train_inputs, found.train_targets, found.test_inputs, found.test_targets)
-    if task.name == "fashion":
-        from tacit.studies.data.load import load_fashion_mnist
+    if task.name.startswith("fashion"):
+        from tacit.studies.data.load import load
 
-        found = load_fashion_mnist()
-        most = 2 * task.train_size
-        return _split(
-            task, found.train_inputs[:most], found.train_targets[:most], found.test_inputs, found.test_targets
-        )
+        found, most = load("fashion_mnist"), 2 * task.train_size
+        rows = [part.reshape(len(part), -1).astype("float32") / 255 for part in (found.train_inputs, found.test_inputs)]
+        train, test = ((part - rows[0].mean()) / rows[0].std() for part in rows)
+        return _split(task, train[:most], found.train_targets[:most], test, found.test_targets)
     return _digits(task)
 
 
