@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._gradient_sources import content_since_last_question
 from tacit._tree import Tree
+from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import measure
+from tacit.diagnostics.norm_layers import NormLayerGradients, norms_row, step_moments
 
 When = int | Callable[[int], bool]
 BELOW_ZERO = (
@@ -32,7 +34,12 @@ class Recorder:
         Γ = (N−1)/N (q_B − q_mean) / (1/B − 1/(window·B)),   ‖∇C‖² = q_B − (1/B − 1/N) N/(N−1) Γ,   C_reg(B) = q_B/4
 
     No extra pass, one extra gradient in memory. Cheap and rough: parameters move within the window, which a full
-    measurement (`full`: at which steps; it needs `loss_fn` and `dataset`, and takes `sample` examples) does not suffer.
+    measurement (`full`: at which steps; it needs `loss_fn` and `dataset`, and takes `sample` examples; `curvature` adds
+    λ_max) does not suffer. The last one is `measurement`, ready for `tacit.match`.
+
+    `layers="norms"` reads per-example gradients of norm layers in the window's backward passes instead: no copy of the
+    gradient, no error from moving parameters, and an interval. It is the noise scale of these parameters alone, which
+    in a transformer is near that of all. The loss must be a mean over `batch_size` examples along the first axis.
 
     Steps of a `GradientPenalty` that carried the penalty are left out of the window: their gradients are not those of
     Ĉ. Where all steps carry it, there are full measurements only.
@@ -58,10 +65,12 @@ class Recorder:
         train_size: int,
         every: When = 100,
         window: int = 8,
+        layers: Literal["all", "norms"] = "all",
         full: When | None = None,
         loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         dataset: Any = None,
         sample: int | None = 512,
+        curvature: bool = False,
         path: str | Path | None = None,
         writer: Any = None,
         tensorboard: str | Path | None = None,
@@ -72,7 +81,11 @@ class Recorder:
             raise InputError(f"batch_size={batch_size} with train_size={train_size}; expected 1 to {train_size}.")
         if window < 2:
             raise InputError(f"window={window}; expected at least 2 steps: two batch sizes are needed.")
-        if window * batch_size > train_size:
+        if layers not in ("all", "norms"):
+            raise InputError(f"layers={layers!r}; expected 'all' or 'norms'.")
+        if layers == "norms" and batch_size < 2:
+            raise InputError("batch_size=1 with layers='norms'; expected 2 at least: one example has no variance.")
+        if layers == "all" and window * batch_size > train_size:
             most = train_size // batch_size
             remedy = f"Use window={most}." if most >= 2 else "Use smaller batches: these leave no noise to measure."
             raise InputError(
@@ -98,20 +111,27 @@ class Recorder:
         self._sum: Tree | None = None
         self._squares: list[float] = []
         self._left_out = 0  # steps in a row whose gradients were not plain, while a window was open
+        self.curvature = curvature
+        self.measurement: Measurement | None = None
+        self._norms = NormLayerGradients(model) if layers == "norms" else None
+        self._moments: list[tuple[float, float]] = []
+        self._open_norms()
 
     def after_backward(self) -> None:
         """Reads `.grad` of the model's parameters. Call it once per step, also on steps that it does not record."""
         step, self.steps = self.steps, self.steps + 1
-        if self._sum is None and _now(self.every, step):
+        if self._norms is None and self._sum is None and _now(self.every, step):
             self._sum, self._squares = {}, []
         content = content_since_last_question(self.model.parameters())
-        if self._sum is not None and content is None:
+        is_open = self._sum is not None or (self._norms is not None and self._norms.is_open)
+        if is_open and content is None:
             self._left_out = 0
             self._watch(step)
-        elif self._sum is not None:
+        elif is_open:
             self._leave_out(content)
         if self.full is not None and _now(self.full, step):
             self._measure(step)
+        self._open_norms()
 
     def state_dict(self) -> dict[str, Any]:
         """The step count, the rows, and the window that is open: what a resumed run needs."""
@@ -120,6 +140,7 @@ class Recorder:
             "rows": [dict(row) for row in self.rows],
             "sum": None if self._sum is None else {name: tensor.clone() for name, tensor in self._sum.items()},
             "squares": list(self._squares),
+            "moments": None if self._norms is None or not self._norms.is_open else list(self._moments),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,12 +158,22 @@ class Recorder:
             if state["sum"] is None
             else {name: tensor.to(devices[name], copy=True) for name, tensor in state["sum"].items()}
         )
+        if self._norms is not None:
+            self._norms.close()
+            moments = state.get("moments")
+            if moments is not None:
+                self._norms.open()
+            self._moments = [(float(squared_norm), float(variance)) for squared_norm, variance in moments or ()]
 
     def _leave_out(self, content: str | None) -> None:
         self._left_out += 1
+        if self._norms is not None:
+            self._norms.discard()
         if self._left_out < self.window:
             return
         self._sum = None
+        if self._norms is not None:
+            self._norms.close()
         if self.full is None:
             raise InputError(
                 f"the gradients {content}, and those of the {self._left_out - 1} steps before; the window needs plain "
@@ -150,7 +181,22 @@ class Recorder:
                 "penalty with every=2 or more."
             )
 
+    def _open_norms(self) -> None:
+        """Hooks must be there before the forward pass: a window opens at the end of the step before."""
+        if self._norms is not None and not self._norms.is_open and _now(self.every, self.steps):
+            self._left_out, self._moments = 0, []
+            self._norms.open()
+
+    def _watch_norms(self, step: int, norms: NormLayerGradients) -> None:
+        self._moments.append(step_moments(norms.take(self.batch_size), train_size=self.train_size))
+        if len(self._moments) == self.window:
+            norms.close()
+            self._add(step, norms_row(self._moments, batch_size=self.batch_size, train_size=self.train_size))
+
     def _watch(self, step: int) -> None:
+        if self._norms is not None:
+            self._watch_norms(step, self._norms)
+            return
         # By name: a layer that a step leaves out has no gradient then, which counts as zero.
         gradients = {
             name: parameter.grad.detach().to_dense()
@@ -172,14 +218,17 @@ class Recorder:
         state, devices = torch.get_rng_state(), _cuda_states()
         try:
             # Not every model is deterministic, and finding that out draws random numbers.
-            seen = measure(
-                self.model, self.loss_fn, self.dataset, batch_size=self.batch_size, sample=self.sample, seed=step
-            )
+            self.measurement = measure(
+                self.model, self.loss_fn, self.dataset, batch_size=self.batch_size, sample=self.sample, seed=step,
+                curvature=self.curvature,
+            )  # fmt: skip
         finally:
+            if self._norms is not None:
+                self._norms.discard()  # the measurement ran the model, and hooks saw it
             torch.set_rng_state(state)
             if devices:
                 torch.cuda.set_rng_state_all(devices)
-        self._add(step, {"kind": "full", **seen.to_row()})
+        self._add(step, {"kind": "full", **self.measurement.to_row()})
 
     def _add(self, step: int, row: dict[str, Any]) -> None:
         # A run that diverged has no numbers; JSON has no word for that but null.
