@@ -1,14 +1,27 @@
-"""The edge of a penalty on every k-th step: k − 1 plain steps and one with strength kλ, taken together.
+"""The edge of a penalised step with momentum: on every step or every k-th, with curvature that differs by minibatch.
 
-On a quadratic each step of SGD with momentum is a linear map of (ω, previous ω), with the matrix
+On a quadratic of curvature κ a step of SGD with momentum maps x = ω and what it remembers, y, to
 
-    M(κ) = (1 + β − εκ   −β)        Nesterov:  ((1 + β)(1 − εκ)   −β(1 − εκ))
-           (1             0)                   (1                  0        )
+    ((1 + β − εκ)x − βy, x)        heavy ball;        ((1 + β)(1 − εκ)x − βy, (1 − εκ)x)        Nesterov
 
-so k steps are stable while the spectral radius of M(κ₁) M(h)^{k−1} is at most 1, κ₁ = h + (kλ/2)(1 + s²)h². Without
-momentum that allows more than kλ < λ*, because the plain steps contract as well. With momentum it allows much less: the
-penalised step kicks an oscillation that has a memory, and some curvature below λ_max resonates with the kicks. At
-β = 0.9 and k = 4 the edge is a seventeenth of λ*, not a quarter.
+A plain step has κ = h, one with strength λ κ = h + (λ/2)(1 + s²)h². Both are means over minibatches; the κ of a single
+minibatch of B examples in micro-batches of b scatters around them with the variance
+
+    σ² = S²h² ((1 + λh)² + (λ²/2) s²h²),        s = s(b), S = s(B) (`Spectrum.curvature_spread`), Gaussian scatter
+
+so E x², E xy and E y² follow a linear map of their own, which has E(εκ)² where the step has εκ. Steps are stable in the
+mean square while the spectral radius of that map is at most 1: for a heavy ball while
+
+    εκ ≤ 2(1+β) / (1 + c²(1+β)/(1−β)),        c = σ/κ
+
+Momentum remembers the scatter for 1/(1−β) steps: at β = 0.9 it weighs c² by 19, and a c of 0.4 lowers the edge
+fourfold. That is why λ* without scatter was not safe with momentum (docs/large-batch.md). Without momentum c² weighs 1,
+which the share of λ* that is advised covers; `batch_spread` is then not needed.
+
+With the penalty of weight kλ on every k-th step the maps of k steps are multiplied. Without momentum that allows more
+than kλ < λ*, because the plain steps contract as well. With momentum it allows much less: the penalised step kicks an
+oscillation that has a memory, and some curvature below λ_max resonates with the kicks. At β = 0.9 and k = 4 the edge is
+a seventeenth of λ*, not a quarter.
 """
 
 from __future__ import annotations
@@ -21,6 +34,7 @@ from tacit.edges import largest_stable_strength
 
 CURVATURES = 48  # between 0 and λ_max, among which the least stable is looked for
 STRENGTHS = np.geomspace(1e-4, 30.0, 400)  # in units of λ*: a grid of 3 %
+HALVINGS = 40  # of the interval that holds the edge of a penalty on every step
 
 
 def largest_stable_strength_every(
@@ -30,13 +44,20 @@ def largest_stable_strength_every(
     every: int,
     momentum: Momentum | None = None,
     curvature_spread: float = 0.0,
+    batch_spread: float = 0.0,
 ) -> float:
     """The largest λ at which a penalty of weight kλ on every k-th step is stable for all curvatures up to λ_max.
 
-    For k = 1 it is `tacit.edges.largest_stable_strength`; 0 where the step is unstable without a penalty.
+    `curvature_spread` is s of micro-batches and `batch_spread` that of whole minibatches. For k = 1 and no
+    `batch_spread` it is `tacit.edges.largest_stable_strength`; 0 where the step is unstable without a penalty.
 
     >>> round(largest_stable_strength_every(0.125, 5.0, every=4), 2)
     1.98
+    >>> heavy = Momentum(0.9)
+    >>> round(largest_stable_strength_every(0.01, 5.0, every=1, momentum=heavy), 1)
+    30.0
+    >>> round(largest_stable_strength_every(0.01, 5.0, every=1, momentum=heavy, batch_spread=0.4), 1)
+    2.3
     """
     beta = momentum or Momentum()
     k = whole_number("every", every, at_least=1)
@@ -44,26 +65,50 @@ def largest_stable_strength_every(
     alone = largest_stable_strength(
         rate, h, momentum=beta.beta, nesterov=beta.nesterov, curvature_spread=curvature_spread
     )
-    if k == 1 or alone == 0:
+    spreads = (finite_number("curvature_spread", curvature_spread), finite_number("batch_spread", batch_spread))
+
+    def unstable(strengths: np.ndarray, curvatures: np.ndarray) -> np.ndarray:
+        penalised = second_moments(rate, curvatures, k * strengths[:, None], beta, spreads)
+        plain = second_moments(rate, curvatures, np.zeros((1, 1)), beta, spreads)
+        radii = np.abs(np.linalg.eigvals(penalised @ np.linalg.matrix_power(plain, k - 1))).max(-1)
+        return (radii > 1 + 1e-9).any(1)
+
+    if alone == 0 or (k == 1 and batch_spread == 0):
         return alone
-    curvatures = h * np.arange(1, CURVATURES + 1) / CURVATURES
-    strengths = alone * STRENGTHS[:, None]
-    sharp = curvatures + k * strengths / 2 * (1 + curvature_spread**2) * curvatures**2
-    plain = np.linalg.matrix_power(_step(rate * curvatures, beta), k - 1)
-    radii = np.abs(np.linalg.eigvals(_step(rate * sharp, beta) @ plain)).max(-1)
-    unstable = (radii > 1 + 1e-9).any(1)
-    if not unstable.any():
-        return float(strengths[-1, 0])
-    first = int(unstable.argmax())
-    return 0.0 if first == 0 else float(strengths[first - 1, 0])
+    if k == 1:  # the sharpest direction decides, and nothing resonates: by halving
+        low, high = 0.0, alone
+        if unstable(np.array([low]), np.array([h]))[0]:
+            return 0.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if unstable(np.array([middle]), np.array([h]))[0] else (middle, high)
+        return low
+    strengths = alone * STRENGTHS
+    found = unstable(strengths, h * np.arange(1, CURVATURES + 1) / CURVATURES)
+    if not found.any():
+        return float(strengths[-1])
+    first = int(found.argmax())
+    return 0.0 if first == 0 else float(strengths[first - 1])
 
 
-def _step(scaled: np.ndarray, beta: Momentum) -> np.ndarray:
-    """The matrices of one step at εκ, shape (…, 2, 2)."""
+def second_moments(
+    rate: float, h: np.ndarray, strength: np.ndarray, beta: Momentum, spreads: tuple[float, float]
+) -> np.ndarray:
+    """The map of (E x², E xy, E y²) in one step of this strength, shape (strengths, curvatures, 3, 3)."""
+    of_micro_batches, of_batches = spreads
+    scaled = rate * (h + strength / 2 * (1 + of_micro_batches**2) * h**2)
+    scatter = (1 + strength * h) ** 2 + (strength * of_micro_batches * h) ** 2 / 2
+    noise = (rate * of_batches * h) ** 2 * scatter  # ε²σ²
     b = beta.beta
+    c, p = 1 - scaled, 1 + b - scaled
+    one, zero = np.ones_like(p), np.zeros_like(p)
     if beta.nesterov:
-        top = np.stack([(1 + b) * (1 - scaled), -b * (1 - scaled)], axis=-1)
+        square = c**2 + noise  # E (1 − εκ)²
+        rows = [
+            [(1 + b) ** 2 * square, -2 * b * (1 + b) * c, b**2 * one],
+            [(1 + b) * square, -b * c, zero],
+            [square, zero, zero],
+        ]
     else:
-        top = np.stack([1 + b - scaled, np.full_like(scaled, -b)], axis=-1)
-    bottom = np.broadcast_to(np.array([1.0, 0.0]), top.shape)
-    return np.stack([top, bottom], axis=-2)
+        rows = [[p**2 + noise, -2 * b * p, b**2 * one], [p, -b * one, zero], [one, zero, zero]]
+    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)

@@ -158,7 +158,7 @@ def _strength(
     raised, factors = _raised_strength(seen, old, new, penalty, rates, first)
     if factors is None:
         return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
-    edge = _edge(seen, rates[1], rates[2], penalty.batch_size, every)
+    edge = _edge(seen, rates[1], rates[2], (penalty.batch_size, new.batch_size), every)
     if edge is None:
         return raised, factors, None, []
     most = SHARE_OF_EDGE * edge
@@ -185,13 +185,16 @@ def _raised_strength(
     return _ratio(seen, noise, penalty), (factor, at_new)
 
 
-def _edge(seen: Measurement, rate: float, beta: Momentum, micro: int, every: int) -> float | None:
-    """λ* of a penalty on every k-th step and micro-batches of this size; None where curvature was not measured."""
+def _edge(seen: Measurement, rate: float, beta: Momentum, sizes: tuple[int, int], every: int) -> float | None:
+    """λ* on every k-th step, micro-batches and minibatches of these sizes; None where curvature was not measured."""
     if seen.spectrum is None or seen.largest_eigenvalue is None or not seen.largest_eigenvalue.value > 0:
         return None
+    micro, batch = sizes
     return largest_stable_strength_every(
         rate, seen.largest_eigenvalue.value, every=every, momentum=beta,
         curvature_spread=seen.spectrum.curvature_spread(micro),
+        # Only momentum remembers how minibatches differ; without it SHARE_OF_EDGE leaves room enough.
+        batch_spread=seen.spectrum.curvature_spread(batch) if beta.beta else 0.0,
     )  # fmt: skip
 
 
@@ -206,7 +209,7 @@ def _alternatives(
         penalty = Term(RegularizerFactors(1.0, 1.0), size)
         first = _ratio(seen, [old, new.minus()], penalty)
         strength, _ = _raised_strength(seen, old, new, penalty, rates, first)
-        edges = {k: _edge(seen, rates[1], rates[2], size, k) for k in {*EVERY, every}}
+        edges = {k: _edge(seen, rates[1], rates[2], (size, new.batch_size), k) for k in {*EVERY, every}}
         most = {k: math.inf if edge is None else SHARE_OF_EDGE * edge for k, edge in edges.items()}
         found.append(Alternative(size, strength.value, most))
     return tuple(found)

@@ -123,7 +123,8 @@ def strength_lines(
     if edge is not None:
         meets = "λ" if every == 1 else f"λ, with weight {every} on every {ordinal(every)} step,"
         limit = stability_limit(momentum=beta.beta, nesterov=beta.nesterov)
-        one = f"ε'(h + (λ/2)(1+s²)h²) = {limit:.3g}, h = λ_max"
+        scatter = "" if beta.beta == 0 else ", met in the mean square over minibatches that differ in h"
+        one = f"ε'(h + (λ/2)(1+s²)h²) = {limit:.3g}, h = λ_max{scatter}"
         met = one if every == 1 else f"{every} steps together contract at all curvatures up to λ_max"
         lines.append(Line("largest_stable_strength", "λ*", Estimate(edge, edge, edge),
                           f"{meets} must stay below; advised: at most three quarters",
