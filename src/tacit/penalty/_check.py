@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
+from tacit.penalty._modes import modes_on
 from tacit.penalty._sites import Site
 from tacit.penalty._state import without_hooks
 
@@ -119,7 +120,7 @@ def _by_double_backward(
         site.ordinary = lambda: True
     try:
         # Scaled as the sites' pass was, or half precision rounds the two differently.
-        with without_hooks(parameters):
+        with without_hooks(parameters), modes_on():
             gradients = [
                 torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True) for loss in losses
             ]
@@ -140,7 +141,7 @@ def _by_double_backward(
 def _gradients(objective: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     if not (leaves and objective.requires_grad):
         return [torch.zeros_like(leaf) for leaf in leaves]
-    with without_hooks(leaves):
+    with without_hooks(leaves), modes_on():
         found = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)]
 

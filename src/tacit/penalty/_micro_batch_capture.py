@@ -18,6 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_map
 
 from tacit.penalty._capture import Capture
+from tacit.penalty._modes import modes_on
 from tacit.penalty._rectify import Rectify
 from tacit.penalty._sites import Site
 
@@ -130,7 +131,7 @@ def micro_batch_losses(
 
     def one(*part: Tensor) -> Tensor:
         capture.level = _functorch.current_level()
-        with capture:
+        with capture, modes_on():
             loss = closure(*part)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise NotInOnePassError("the closure does not return a scalar tensor")

@@ -23,6 +23,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batch_capture import NotInOnePassError, UsesChangedError
+from tacit.penalty._modes import modes_on
 from tacit.penalty._one_pass import OnePass
 from tacit.penalty._state import RandomState
 from tacit.penalty._task import Outcome, Task
@@ -127,7 +128,8 @@ class MicroBatches:
         if max(apart, of_norm) > tolerance:
             self._give_up(f"one pass gives a gradient that differs by {max(apart, of_norm):.1g}")
         leaves = list(theirs.gradients)
-        (task.deliver or torch.autograd.backward)(leaves, [theirs.gradients[leaf] for leaf in leaves])
+        with modes_on():
+            (task.deliver or torch.autograd.backward)(leaves, [theirs.gradients[leaf] for leaf in leaves])
         return outcomes, sites
 
     def _give_up(self, reason: str) -> None:

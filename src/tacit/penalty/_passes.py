@@ -16,6 +16,7 @@ from tacit._errors import InputError
 from tacit._graph import nodes
 from tacit._tree import total
 from tacit.penalty._layers import LinearSite
+from tacit.penalty._modes import modes_on
 from tacit.penalty._penalty_part import GradientWatch
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._sites import Site
@@ -52,7 +53,7 @@ def inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> 
     known = {id(site.weight) for site in view.sites if not site.weight_by_autograd}
     known |= {id(site.bias) for site in view.sites if not site.bias_by_autograd}
     others = [parameter for parameter in parameters if id(parameter) not in known]
-    with without_hooks(others):
+    with without_hooks(others), modes_on():
         wanted = [view.copies.get(id(parameter), parameter) for parameter in others]
         gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *wanted], create_graph=True, allow_unused=True)
     for parameter, gradient in zip(others, gradients[1:], strict=True):

@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tacit._errors import InputError
+from tacit.penalty._modes import modes_off
 
 _log = logging.getLogger("tacit")
 _FAR = 1e30  # stands for −∞ in log-space sums: its exponential is 0, and its gradient is not nan
@@ -51,12 +52,14 @@ class AttentionNotice:
 def twice_differentiable(attention: str, notice: AttentionNotice) -> Iterator[None]:
     """Inside, every replaced function has its second derivative; attention too, unless `attention` is "as_is".
 
-    It must surround backward passes as well: checkpointed blocks run their forward pass again there.
+    It must surround backward passes as well: checkpointed blocks run their forward pass again there. It acts where
+    `modes_on` is called for, which is around closures and backward passes.
     """
     with ExitStack() as stack:
         if attention == "math":
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_Replacing(notice.give if attention == "math" else None))
+        stack.enter_context(modes_off())
         yield
 
 

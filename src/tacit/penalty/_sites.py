@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.penalty._modes import without_modes
 from tacit.penalty._penalty_part import FactorWatch
 
 
@@ -211,6 +212,7 @@ class _Layer(torch.autograd.Function):
     """The layer itself. Its first differentiation (the inner pass) records D; its second (the outer pass) uses it."""
 
     @staticmethod
+    @without_modes
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.site = site
@@ -222,6 +224,7 @@ class _Layer(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @without_modes
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         site: Site = ctx.site
@@ -252,6 +255,7 @@ class _InputGradient(torch.autograd.Function):
     """The layer's input gradient, D ↦ D W, itself differentiable: T ↦ T Wᵀ, leaving T for the weight's gradient."""
 
     @staticmethod
+    @without_modes
     def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, site: Site) -> Tensor:
         ctx.save_for_backward(output_gradient, weight)
         ctx.set_materialize_grads(False)
@@ -259,6 +263,7 @@ class _InputGradient(torch.autograd.Function):
         return site.input_gradient(output_gradient, weight, inputs.detach())
 
     @staticmethod
+    @without_modes
     def backward(ctx: Any, tangents: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         output_gradient, weight = ctx.saved_tensors
         return *ctx.site.differentiate_input_gradient(tangents, weight, output_gradient), None, None

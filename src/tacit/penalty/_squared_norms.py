@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tacit.penalty._layers import EmbeddingSite, LinearSite, rows
+from tacit.penalty._modes import without_modes
 from tacit.penalty._sites import Site
 
 
@@ -106,6 +107,7 @@ def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
 
 class _GramNorm(torch.autograd.Function):
     @staticmethod
+    @without_modes
     def forward(ctx: Any, inputs: Tensor, gradients: Tensor, with_bias: bool) -> Tensor:
         input_gram, gradient_gram = inputs @ inputs.mT, gradients @ gradients.mT
         if with_bias:
@@ -114,6 +116,7 @@ class _GramNorm(torch.autograd.Function):
         return torch.dot(input_gram.reshape(-1), gradient_gram.reshape(-1))
 
     @staticmethod
+    @without_modes
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         inputs, gradients, input_gram, gradient_gram = ctx.saved_tensors
         twice = 2 * cotangent
@@ -124,6 +127,7 @@ class _GramNorm(torch.autograd.Function):
 
 class _DirectNorm(torch.autograd.Function):
     @staticmethod
+    @without_modes
     def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
         pairs = list(zip(sites, flat[::2], flat[1::2], strict=True))
         found = [site.each_parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in pairs]
@@ -136,6 +140,7 @@ class _DirectNorm(torch.autograd.Function):
         return norm if bias_gradient is None else norm + bias_gradient.square().sum()
 
     @staticmethod
+    @without_modes
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         weight_gradient, bias_gradient, *flat = ctx.saved_tensors
         twice = 2 * cotangent
@@ -148,6 +153,7 @@ class _DirectNorm(torch.autograd.Function):
 
 class _InnerProduct(torch.autograd.Function):
     @staticmethod
+    @without_modes
     def forward(
         ctx: Any, site: Site, direction: Tensor | None, bias_direction: Tensor | None, inputs: Tensor, gradients: Tensor
     ) -> Tensor:
@@ -163,6 +169,7 @@ class _InnerProduct(torch.autograd.Function):
         return result
 
     @staticmethod
+    @without_modes
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         direction, bias_direction, inputs, gradients = ctx.saved_tensors
         pulled = torch.zeros_like(ctx.site.weight) if direction is None else cotangent * direction

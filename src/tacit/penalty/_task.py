@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit.penalty._compiled import uncompiled
+from tacit.penalty._modes import modes_on
 from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._state import without_hooks
@@ -48,7 +49,7 @@ class Task:
 
     def loss(self, closure: Closure) -> Tensor:
         """The closure's loss, checked."""
-        with torch.enable_grad(), uncompiled() if self.exact and self.strength else nullcontext():
+        with torch.enable_grad(), uncompiled() if self.exact and self.strength else nullcontext(), modes_on():
             value = closure()
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -69,11 +70,11 @@ class Task:
     def finish(self, objective: Tensor, watch: GradientWatch | None = None) -> None:
         """Add the objective's gradient to `.grad` of every leaf; or hand it to `deliver`, with all hooks silent."""
         if self.deliver is None:
-            with nullcontext() if watch is None else watch.watching():
+            with nullcontext() if watch is None else watch.watching(), modes_on():
                 objective.backward()
             return
         leaves = list(leaf_uses(objective))
-        with without_hooks(leaves):
+        with without_hooks(leaves), modes_on():
             found = torch.autograd.grad(objective, leaves, allow_unused=True)
         if watch is not None:
             for leaf, gradient in zip(leaves, found, strict=True):

@@ -18,6 +18,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
 from tacit.penalty._kinks import Kinks
+from tacit.penalty._modes import modes_on
 from tacit.penalty._penalty_part import PenaltyPart, penalty_part
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
@@ -65,7 +66,7 @@ class Views:
 
     def _gradient(self, loss: Tensor, *, first: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradient for every leaf of the first pass; `first` are those found there, when this is a later one."""
-        with without_hooks(self.leaves):
+        with without_hooks(self.leaves), modes_on():
             found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
         if any(gradient is not None and gradient.is_sparse for gradient in found):
             raise InputError(
@@ -94,7 +95,8 @@ class Views:
         return moved(self.reached, direction, distance)
 
     def deliver(self, results: list[Tensor]) -> None:
-        (self.task.deliver or torch.autograd.backward)(self.leaves, results)
+        with modes_on():
+            (self.task.deliver or torch.autograd.backward)(self.leaves, results)
 
     # -----------------------------------------------------------------------------------------------------------------
     def loss(self) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit._tree import total
 from tacit.penalty._buffers import BufferVersions
+from tacit.penalty._modes import modes_on
 from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty._refusals import NOTHING_REACHED
 from tacit.penalty._state import without_hooks
@@ -51,7 +52,7 @@ def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> list[Tensor]:
     # With scale 1 nothing is multiplied or divided: each would be a pass over all gradients in both derivatives.
     scaled = loss if scale == 1 else scale * loss
-    with without_hooks(parameters):
+    with without_hooks(parameters), modes_on():
         gradients = torch.autograd.grad(scaled, parameters, create_graph=True, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise InputError(NOTHING_REACHED)

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, jvp
 
 from tacit._errors import InputError
 from tacit.penalty._compiled import uncompiled
+from tacit.penalty._modes import modes_on
 from tacit.penalty._state import second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._two_pass import Views
@@ -67,7 +68,7 @@ def _directional_derivative(
         value = functional_call(closed, {**parameters, **buffers}, ()).reshape(())
         return value if task.scale == 1 else task.scale * value
 
-    with second_pass(task.model, views.starts[number], task.generators), uncompiled():
+    with second_pass(task.model, views.starts[number], task.generators), uncompiled(), modes_on():
         gradient, derivative = jvp(grad(loss), (point,), (tangent,))[:2]
     if task.scale != 1:
         gradient, derivative = ({name: found[name] / task.scale for name in point} for found in (gradient, derivative))
