@@ -19,7 +19,7 @@ from tacit._random import generator
 from tacit.studies.train.models import mlp
 
 Rows = list[dict[str, Any]]
-WON_BACK, TAKEN = 0.9, 0.003
+WON_BACK, TAKEN, KEPT = 0.9, 0.003, 0.8
 FACTS = ("batch_size", "micro_batch_size", "learning_rate", "strength", "radius", "every")
 
 
@@ -82,7 +82,20 @@ def _entry(by_arm: dict[str, Any], arm: str, seeds: list[int], cost: float | Non
             entry["verdict"] = _verdict(interval(own - same - WON_BACK * (small - same)), "wins back 90 %")
         else:
             entry["verdict"] = _verdict(interval(own - same + TAKEN), "takes nothing")
+        entry |= _kept_gain(by_arm, arm, seeds)
     return entry
+
+
+def _kept_gain(by_arm: dict[str, Any], arm: str, seeds: list[int]) -> dict[str, Any]:
+    """The share of the reference's gain that a cheaper setting keeps, and the verdict; nothing where there is none."""
+    reference = next((name for name in ("advised", "searched") if name in by_arm), None)
+    if reference is None or arm in ("scaled", "matched", reference) or not set(seeds) <= set(by_arm[reference]):
+        return {}
+    same, own, whole = (_final(by_arm[name], seeds) for name in ("same", arm, reference))
+    if interval(whole - same)[1] <= 0:
+        return {}
+    kept = _verdict(interval(own - same - KEPT * (whole - same)), f"keeps {100 * KEPT:.0f} % of the gain")
+    return {"kept": float((own - same).mean() / (whole - same).mean()), "kept_verdict": kept}
 
 
 def _at(row: dict[str, Any], update: float) -> float:
@@ -141,7 +154,7 @@ def prices(task: Task, rows: Rows, optimizer: str, *, rounds: int = 40) -> dict[
     def plain() -> None:
         loss(inputs, targets).backward()
 
-    base, made = seconds(plain), {}
+    base, made, costs = seconds(plain), {}, {}
     firsts = {
         row["arm"]: row
         for row in rows
@@ -151,8 +164,10 @@ def prices(task: Task, rows: Rows, optimizer: str, *, rounds: int = 40) -> dict[
         cost, every = 1.0, row["every"]
         if row["strength"]:
             micro = row["micro_batch_size"] if row["micro_batch_size"] < task.new_batch_size else None
-            penalty = tacit.GradientPenalty(model, row["strength"], micro_batch_size=micro)
-            cost = seconds(lambda penalty=penalty: penalty.backward(loss, inputs, targets)) / base
+            if micro not in costs:  # the strength costs nothing
+                penalty = tacit.GradientPenalty(model, row["strength"], micro_batch_size=micro)
+                costs[micro] = seconds(lambda penalty=penalty: penalty.backward(loss, inputs, targets)) / base
+            cost = costs[micro]
         elif row["radius"]:
             cost = 2.0  # two gradients; what moving the parameters takes is left out in SAM's favour
         made[arm] = row["batch_size"] / task.new_batch_size if arm == "small" else (cost + every - 1) / every

@@ -56,6 +56,7 @@ TASKS = {
         {"sgd": 2**-3, "momentum": 2**-6, "adamw": 2**-8},
         shift=2,
     ),
+    "mnist1d-wide": Task("mnist1d-wide", (40, 512, 512, 10), 2048, 16, 256, 1600, {"sgd": 2**-2}),
     "digits": Task("digits", (64, 64, 64, 10), 1024, 16, 512, 1600, {"sgd": 2**-5, "momentum": 2**-8, "adamw": 2**-10}),
     "fashion": Task(
         "fashion", (784, 128, 128, 10), 4096, 16, 256, 3200, {"sgd": 2**-4, "momentum": 2**-7, "adamw": 2**-10}
