@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tacit._arguments import finite_number, whole_number
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.advice.matching import SHARE_OF_EDGE, match
 from tacit.advice.optimizers import read_optimizer
@@ -78,7 +78,6 @@ class AdaptiveStrength:
         whole_number("batch_size", batch_size, at_least=1)
         if batch_size > recorder.batch_size:
             raise InputError(f"batch_size={batch_size}; expected at most the recorder's {recorder.batch_size}.")
-        finite_number("strength", penalty.strength)
         self.penalty, self.recorder, self.optimizer, self.batch_size = penalty, recorder, optimizer, batch_size
         self.changes: list[StrengthChange] = []
         self._used: Measurement | None = recorder.measurement
@@ -95,7 +94,9 @@ class AdaptiveStrength:
         )  # fmt: skip
         assert advice.strength is not None
         matched, edge = advice.strength.value, advice.largest_stable_strength
-        strength = max(0.0, matched) if advice.decided else float(self.penalty.strength)
+        now = self.penalty.strength
+        assert not callable(now)
+        strength = max(0.0, matched) if advice.decided else now
         if edge is not None:
             strength = min(strength, SHARE_OF_EDGE * edge)
         self.penalty.strength = strength
