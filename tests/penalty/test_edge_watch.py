@@ -39,6 +39,22 @@ def test_the_warning_comes_before_a_run_is_lost(caplog: pytest.LogCaptureFixture
     assert train(0.5, 0.1, caplog, steps=2) == []
 
 
+@pytest.mark.parametrize(("rate", "warnings"), [(0.5, 1), (0.05, 0)])
+def test_micro_batches_in_one_pass_are_watched(rate: float, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Curvatures of 5 and 15 in the two micro-batches: batch sharpness is 14."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    penalty = tacit.GradientPenalty(model, 0.1, method="gram", micro_batch_size=1, optimizer=optimizer)
+    inputs = torch.tensor([[5.0], [15.0]]).sqrt()
+    for _ in range(3):
+        penalty.backward(lambda x: model(x).square().mean() / 2, inputs)
+        optimizer.zero_grad()
+        # Gradients are hω, so the mean weights with h²: (5³ + 15³)/(5² + 15²).
+        assert float(penalty.last.batch_sharpness) == pytest.approx(14.0, rel=1e-5)
+    assert penalty._micro_batches_in_one_pass.in_one_pass
+    assert sum("batch sharpness is 14" in record.message for record in caplog.records) == warnings
+
+
 def test_a_step_inside_does_not(caplog: pytest.LogCaptureFixture) -> None:
     assert train(0.05, 0.1, caplog) == []
 

@@ -149,6 +149,21 @@ def reference(problem: Problem, strength: float, *, inside: list[str] | None = N
     return [next(filled) if p.requires_grad else None for p in leaves], norms
 
 
+def curvature_of(problem: Problem, *, inside: list[str] | None = None) -> float:
+    """(1/K) Σₖ ⟨gₖ, Hₖ gₖ⟩ over the parameters in the norm: half of ∇‖gₖ‖² along gₖ, by plain autograd."""
+    named = problem.model.named_parameters()
+    norm_of = [p for name, p in named if p.requires_grad and (inside is None or name in inside)]
+    pieces = list(zip(problem.inputs.split(SIZE), problem.targets.split(SIZE), strict=True))
+    whole = 0.0
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for x, y in pieces:
+            first = torch.autograd.grad(problem.closure(x, y), norm_of, create_graph=True, materialize_grads=True)
+            norm = sum(gradient.square().sum() for gradient in first)
+            second = torch.autograd.grad(norm, norm_of, materialize_grads=True)
+            whole += sum(float((g.detach() * h).sum()) for g, h in zip(first, second, strict=True)) / 2 / len(pieces)
+    return whole
+
+
 def assert_exact(problem: Problem, penalty: GradientPenalty, *, inside: list[str] | None = None) -> None:
     expected, norm = reference(problem, 0.7, inside=inside)
     penalty.backward(problem.closure, problem.inputs, problem.targets)
@@ -159,6 +174,8 @@ def assert_exact(problem: Problem, penalty: GradientPenalty, *, inside: list[str
         else:  # biases in front of a norm have a gradient of 0: the whole gradient sets the scale
             torch.testing.assert_close(parameter.grad, truth, rtol=1e-11, atol=1e-13 * max(1.0, size))
     assert float(penalty.last.gradient_squared_norm) == pytest.approx(norm, rel=1e-12)
+    if penalty.steps > 1:  # the numbers of the first step are those of the loop it is compared with
+        assert float(penalty.last.curvature) == pytest.approx(curvature_of(problem, inside=inside), rel=1e-10)
 
 
 def penalty_of(problem: Problem, **settings: object) -> GradientPenalty:
@@ -345,6 +362,7 @@ def test_weights_and_scalers(accumulated: bool) -> None:
     for _ in range(2):
         ours.backward(problem.closure, problem.inputs, problem.targets, weight=0.5, scaler=scaler)
         theirs.backward(twin.closure, twin.inputs, twin.targets, weight=0.5, scaler=scaler)
+    assert float(ours.last.batch_sharpness) == pytest.approx(float(theirs.last.batch_sharpness), rel=1e-11)
     for a, b in zip(problem.model.parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
 
@@ -389,6 +407,7 @@ def test_the_factored_step_takes_micro_batches(name: str) -> None:
         before = [parameter.detach().clone() for parameter in problem.model.parameters()]
         twin = Problem(copy.deepcopy(problem.model), problem.inputs, problem.targets, problem.loss)
         expected, norm = reference(twin, 0.7)
+        curvature = curvature_of(twin)
         optimizer.step(problem.closure, problem.inputs, problem.targets)
         for old, parameter, truth in zip(before, problem.model.parameters(), expected, strict=True):
             moved = old - parameter.detach()
@@ -396,6 +415,7 @@ def test_the_factored_step_takes_micro_batches(name: str) -> None:
                 moved, torch.zeros_like(moved) if truth is None else truth, rtol=1e-9, atol=1e-12
             )
         assert float(optimizer.last.gradient_squared_norm) == pytest.approx(norm, rel=1e-11)
+    assert float(optimizer.last.curvature) == pytest.approx(curvature, rel=1e-9)
 
 
 def test_the_factored_step_forms_no_weight_gradient_in_one_pass() -> None:

@@ -25,6 +25,7 @@ from tacit.penalty._passes import (
     site_uses,
     squared_norm,
 )
+from tacit.penalty._penalty_part import GradientWatch, PenaltyPart, RowWatch
 from tacit.penalty._refusals import refuse_wrong_graphs
 from tacit.penalty._sites import Site
 from tacit.penalty._squared_norms import by_index, uses_gram
@@ -69,21 +70,33 @@ class OnePass:
             self.loss = losses.mean()
             inner_pass(view, parameters, task.scale)
             _refuse_large_copies(view, parameters, count)
+            part, self.copies_watch = _watch_part(task, view, count)
             self.norm = squared_norm([view], parameters) / (count * task.scale**2)
         self.coarsest = max(
             (site.output_gradient.dtype for site in self.sites if site.output_gradient is not None),
             key=lambda dtype: torch.finfo(dtype).eps,
             default=self.loss.dtype,
         )
-        self.outcome = Outcome(self.loss.detach(), self.norm.detach())
+        self.outcome = Outcome(self.loss.detach(), self.norm.detach(), part=part)
 
     def finish(self, task: Task, *, form_weight_gradients: bool = False) -> list[LinearSite]:
         """The outer pass; returns sites with factors where the caller wants them, unless all gradients are formed."""
         factored = [] if form_weight_gradients else self.factored
         comes = input_gradients_to_come(self.sites, self.norm)
-        with torch.autocast(self.device, enabled=False):
+        with torch.autocast(self.device, enabled=False), self.copies_watch.watching():
             outer_pass(task, self.loss + task.strength / 4 * self.norm, self.sites, comes, factored)
         return [site for site in factored if isinstance(site, LinearSite)]
+
+
+def _watch_part(task: Task, view: View, count: int) -> tuple[PenaltyPart, GradientWatch]:
+    """Lets the outer pass add up ⟨gₖ, Hₖ gₖ⟩: sites by their rows, every other parameter by its copies' gradients."""
+    part = PenaltyPart(task.strength, micro_batches=count)
+    factor = task.weight * task.scale / count
+    share = factor * task.strength / 4 / task.scale**2
+    for site in (site for site in view.sites if site.output_gradient is not None):
+        site.row_watch = RowWatch(part, factor=factor, share=share, scale=task.scale)
+    plain = {view.copies[key]: gradient.detach() / task.scale for key, gradient in view.gradients.items()}
+    return part, GradientWatch(part, plain, factor)
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:

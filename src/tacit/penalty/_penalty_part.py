@@ -12,10 +12,13 @@ from torch._C import DisableTorchFunction
 
 
 class PenaltyPart:
-    """Adds up both numbers over parameters, one at a time, as their gradients become known."""
+    """Adds up both numbers over parameters, one at a time, as their gradients become known.
 
-    def __init__(self, strength: float) -> None:
-        self.strength = strength
+    Of K micro-batches in one pass it has the mean of ⟨gₖ, Hₖ gₖ⟩; the squares would cost products.
+    """
+
+    def __init__(self, strength: float, *, micro_batches: int | None = None) -> None:
+        self.strength, self.micro_batches = strength, micro_batches
         self.along: list[Tensor] = []
         self.squares: list[Tensor] = []
         self.missing = False
@@ -33,12 +36,13 @@ class PenaltyPart:
     @property
     def curvature(self) -> Tensor | None:
         """⟨g, H g⟩."""
-        return None if self._unknown else torch.stack(self.along).sum() * (2 / self.strength)
+        factor = 2 / self.strength / (self.micro_batches or 1)
+        return None if self._unknown else torch.stack(self.along).sum() * factor
 
     @property
     def squared_norm(self) -> Tensor | None:
         """‖(λ/2) H g‖²."""
-        return None if self._unknown else torch.stack(self.squares).sum()
+        return None if self._unknown or self.micro_batches else torch.stack(self.squares).sum()
 
     @property
     def _unknown(self) -> bool:
@@ -71,6 +75,58 @@ class FactorWatch:
         """Whether the Gram matrices of `count` rows cost next to nothing beside the layer's own products."""
         cost = 8 * count**2 * (fan_in + fan_out)
         return cost <= max(2**24, count * fan_in * fan_out // 2)
+
+
+class RowWatch:
+    """Sees the rows of one layer call while K micro-batches go through the outer pass at once; adds up ⟨gₖ, λ/2 Hₖ gₖ⟩.
+
+    The layer's part of gₖ is G(X, D), bilinear, and the outer pass finds G(X, S) + G(T, D) = factor · (gₖ + λ/2 Hₖ gₖ)
+    with rows S and T (`_sites`). R = Σₖ‖gₖ‖² has P = ∂R/∂D = 2 ∂⟨G, G(X, ·)⟩ and Q = ∂R/∂X alike, so that
+
+        ⟨gₖ, G(X, S) + G(T, D)⟩, summed over k, = ½ (⟨P, S⟩ + ⟨Q, T⟩)
+
+    The outer pass computes P and Q anyway, in every form of the norm and for every number of uses, so this costs sums
+    over rows. What arrives here is `share` times P and Q: the objective's derivative, not R's. D is `scale` times the
+    loss's own.
+    """
+
+    def __init__(self, part: PenaltyPart, *, factor: float, share: float, scale: float) -> None:
+        self.part, self.factor, self.share, self.scale = part, factor, share, scale
+        self.expected: set[str] = set()
+        self.found: dict[str, Tensor] = {}
+        self.past = False
+
+    def watched(self, rows: Tensor, name: str) -> Tensor:
+        """The rows, "X" or "D", for the norm to depend on: what it hands back to them is kept."""
+        if not rows.requires_grad:
+            return rows
+        self.expected.add(name)
+        alias = rows.view_as(rows)
+        alias.register_hook(lambda found: self.keep(name, found))
+        return alias
+
+    def keep(self, name: str, found: Tensor | None) -> None:
+        if found is None:  # the direct form hands some of it back at a later visit
+            return
+        self.part.missing |= self.past
+        known = self.found.get(name)
+        self.found[name] = found if known is None else known + found
+
+    def see(self, output_gradient: Tensor, final: Tensor, tangents: Tensor | None) -> None:
+        """The last visit: D, S and T are known, and so are P and Q, unless autograd came by in another order."""
+        found, self.found, self.past = self.found, {}, True
+        with DisableTorchFunction(), torch.no_grad():
+            for name, rows in (("D", final), ("X", tangents)):
+                if name not in self.expected or rows is None:
+                    continue
+                if name not in found:
+                    self.part.missing = True
+                    continue
+                wide = _vector(rows)
+                if name == "D":  # without the plain part, before it is summed: it is far larger than the penalty's
+                    wide = torch.add(wide, _vector(output_gradient), alpha=-self.factor / self.scale)
+                along = torch.dot(_vector(found[name]), wide)
+                self.part.along.append(along / (2 * self.share * self.scale * self.factor))
 
 
 class GradientWatch:

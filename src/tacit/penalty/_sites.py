@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from tacit.penalty._modes import without_modes
-from tacit.penalty._penalty_part import FactorWatch
+from tacit.penalty._penalty_part import FactorWatch, RowWatch
 
 
 class Site(ABC):
@@ -60,6 +60,7 @@ class Site(ABC):
         self.factors: tuple[Tensor, Tensor] | None = None
         self.weight_gradient_of_norm: Tensor | None = None  # G over all uses, where the direct form has formed it
         self.factor_watch: FactorWatch | None = None
+        self.row_watch: RowWatch | None = None  # of micro-batches in one pass
         self.start_outer_pass()
 
     def start_outer_pass(self, *, input_gradient_comes: bool = False) -> None:
@@ -155,10 +156,14 @@ class Site(ABC):
             self.tangents = tangents
         elif tangents is not None:
             to_weight = self.weight_gradient(tangents, output_gradient.detach())
+            if self.row_watch is not None:
+                self.row_watch.part.missing = True
         result = None if tangents is None else self.forward(tangents, weight, None)
         if self.pulled is not None:
             assert self.inputs is not None
             extra = self.each_forward(self.inputs.detach(), *self._pulled_as(weight.dtype))
+            if self.row_watch is not None:
+                self.row_watch.keep("D", extra)
             result = extra if result is None else result.add_(extra)
         self._release_when_past()
         return result, to_weight
@@ -172,7 +177,12 @@ class Site(ABC):
             to_inputs = self.input_gradient(output_gradient, weight, inputs)
             if self.pulled is not None:
                 pulled, _ = self._pulled_as(weight.dtype)
-                to_inputs.add_(self.each_input_gradient(self.recorded_gradient(), pulled, inputs))
+                extra = self.each_input_gradient(self.recorded_gradient(), pulled, inputs)
+                if self.row_watch is not None:
+                    self.row_watch.keep("X", extra)
+                to_inputs.add_(extra)
+        if self.row_watch is not None:
+            self.row_watch.see(self.recorded_gradient(), output_gradient, self.tangents)
         if wants[1]:
             to_weight, to_bias = self.final_parameter_gradients(inputs, output_gradient, wants[2])
         elif wants[2]:

@@ -32,7 +32,7 @@ def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
 
 def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
     """‖b̄‖² for one bias over all its uses: few enough numbers for ordinary autograd."""
-    gradients = [site.each_bias_gradient(_wide(_output_gradient(site))) for site in sites]
+    gradients = [site.each_bias_gradient(_wide(_watched_output_gradient(site))) for site in sites]
     return torch.stack(gradients).sum(0).square().sum()
 
 
@@ -72,7 +72,7 @@ def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
     pairs = []
     for site in sites:
         assert isinstance(site, LinearSite)
-        left, right = site.factor_rows(_wide(_inputs(site)), _wide(_output_gradient(site)))
+        left, right = site.factor_rows(_wide(_watched_inputs(site)), _wide(_watched_output_gradient(site)))
         if with_bias and site.transposed:  # a bias adds to the Gram matrix of the inputs, here the right rows
             left, right = right, left
         pairs.append((left, right))
@@ -85,7 +85,7 @@ def _norm_by_index(sites: Sequence[Site]) -> Tensor:
     indices, gradients = [], []
     for site in sites:
         assert isinstance(site, EmbeddingSite)
-        index, gradient = _inputs(site), rows(_wide(_output_gradient(site)))
+        index, gradient = _inputs(site), rows(_wide(_watched_output_gradient(site)))
         if site.padding_index is not None:  # those rows never enter the weight's gradient
             gradient = gradient.masked_fill((index == site.padding_index).reshape(-1, 1), 0.0)
         if site.micro_batches is not None:
@@ -101,7 +101,8 @@ def _norm_by_index(sites: Sequence[Site]) -> Tensor:
 def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
     for site in sites:
         site.direct = True
-    flat = [tensor for site in sites for tensor in (_wide(_inputs(site)), _wide(_output_gradient(site)))]
+    pairs = [(_watched_inputs(site), _watched_output_gradient(site)) for site in sites]
+    flat = [_wide(tensor) for pair in pairs for tensor in pair]
     return _DirectNorm.apply(list(sites), with_bias, *flat)
 
 
@@ -190,6 +191,16 @@ def _inputs(site: Site) -> Tensor:
 def _output_gradient(site: Site) -> Tensor:
     assert site.output_gradient is not None
     return site.output_gradient
+
+
+def _watched_inputs(site: Site) -> Tensor:
+    inputs = _inputs(site)
+    return inputs if site.row_watch is None else site.row_watch.watched(inputs, "X")
+
+
+def _watched_output_gradient(site: Site) -> Tensor:
+    gradient = _output_gradient(site)
+    return gradient if site.row_watch is None else site.row_watch.watched(gradient, "D")
 
 
 def _wide(tensor: Tensor) -> Tensor:
