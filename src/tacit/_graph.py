@@ -31,8 +31,15 @@ def operation(node: Any) -> str:
 def leaf_uses(root: Tensor) -> dict[Tensor, int]:
     """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
     counts: dict[Tensor, int] = {}
-    for node in nodes(root):
+    seen, waiting = set(), [root.grad_fn]
+    while waiting:  # not over `nodes`: every small step of a model walks here, and that would ask each node twice
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
         for child, _ in node.next_functions:
             if child is not None and hasattr(child, "variable"):
                 counts[child.variable] = counts.get(child.variable, 0) + 1
+            else:
+                waiting.append(child)
     return counts

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
+SMALL = 2**16  # numbers: a gradient that is copied faster than it is worth calls of its own
+
 
 class PenaltyPart:
     """Adds up both numbers over parameters, one at a time, as their gradients become known.
@@ -142,6 +144,20 @@ class GradientWatch:
         with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
             whole = found if self.factor == 1 else found / self.factor
             self.part.add(gradient, whole.to(gradient.dtype) - gradient)
+
+    def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+        """The same for many: small gradients as one vector, because on small models each call would be felt."""
+        small = []
+        with DisableTorchFunction(), torch.no_grad():
+            for leaf, whole in zip(leaves, found, strict=True):
+                gradient = self.gradients.get(leaf)
+                if gradient is None or whole.numel() > SMALL or gradient.is_sparse or whole.is_sparse:
+                    self.see(leaf, whole)
+                else:
+                    small.append((_vector(gradient), _vector(whole)))
+            if small:
+                plain, together = (torch.cat(column) for column in zip(*small, strict=True))
+                self.part.add(plain, together.div_(self.factor).sub_(plain))
 
     @contextmanager
     def watching(self) -> Iterator[None]:

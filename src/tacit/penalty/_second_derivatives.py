@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -67,6 +67,7 @@ class _Replacing(TorchFunctionMode):
     def __init__(self, on_attention: Callable[[], None] | None) -> None:
         super().__init__()
         self.on_attention = on_attention
+        self.edges: dict[Tensor, GradientEdge] = {}  # of leaves: several passes ask for the same ones
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ATTENTION and self.on_attention is not None:
@@ -89,19 +90,25 @@ class _Replacing(TorchFunctionMode):
             func, args, kwargs = torch.autograd.backward, (given.pop("gradient", None),), given
         if func is torch.autograd.grad:
             inputs, *rest = args
-            args = (_edges(inputs), *rest)
+            args = (self._edges(inputs), *rest)
         elif kwargs.get("inputs") is not None:
-            kwargs = {**kwargs, "inputs": _edges(kwargs["inputs"])}
+            kwargs = {**kwargs, "inputs": self._edges(kwargs["inputs"])}
         with self:
-            return func(_edges(tensors), *args, **kwargs)
+            return func(self._edges(tensors), *args, **kwargs)
 
+    def _edges(self, tensors: Any) -> Any:
+        if isinstance(tensors, Tensor):
+            tensors = (tensors,)
+        elif isinstance(tensors, dict):
+            tensors = tuple(tensors.values())
+        return tuple(self._edge(each) if isinstance(each, Tensor) else each for each in tensors)
 
-def _edges(tensors: Any) -> Any:
-    if isinstance(tensors, Tensor):
-        tensors = (tensors,)
-    elif isinstance(tensors, dict):
-        tensors = tuple(tensors.values())
-    return tuple(get_gradient_edge(each) if isinstance(each, Tensor) else each for each in tensors)
+    def _edge(self, tensor: Tensor) -> GradientEdge:
+        if not tensor.is_leaf:
+            return get_gradient_edge(tensor)
+        if tensor not in self.edges:
+            self.edges[tensor] = get_gradient_edge(tensor)
+        return self.edges[tensor]
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

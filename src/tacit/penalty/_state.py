@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], dista
 @contextmanager
 def without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
-    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    with DisableTorchFunction():  # a mode would handle each look
+        hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
     try:
         for tensor, _ in hooked:
             tensor._backward_hooks = None

@@ -76,12 +76,11 @@ class Task:
         leaves = list(leaf_uses(objective))
         with without_hooks(leaves), modes_on():
             found = torch.autograd.grad(objective, leaves, allow_unused=True)
-        if watch is not None:
-            for leaf, gradient in zip(leaves, found, strict=True):
-                if gradient is not None:
-                    watch.see(leaf, gradient)
         pairs = [(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
-        self.deliver([leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
+        leaves, gradients = [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs]
+        if watch is not None:
+            watch.see_all(leaves, gradients)
+        self.deliver(leaves, gradients)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float)
     if all(gradient is None for gradient in gradients):
         raise InputError(NOTHING_REACHED)
     return [
-        torch.zeros_like(parameter) if gradient is None else _unscaled(gradient.to(parameter.dtype), scale)
+        torch.zeros_like(parameter) if gradient is None else _unscaled(gradient, scale)
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
 
