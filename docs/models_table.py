@@ -70,9 +70,24 @@ of any loss, so methods that differentiate ‖g‖² and methods that differenti
 
 What was settled after results had been seen: that model, Wav2Vec2 and about ten larger vision models were left out, and
 models with float32 inside got the wider bounds (ᶠ) after two of them, IA3 and prompt tuning, had counted as wrong by
-0.3 to 1.5 % of a very small penalty. The runner resumes, keeping rows that its file has, and rows have no commit:
-whether all of them come from one run on one commit cannot be told from the file. `benchmarks/zoo/run.py --again` makes
-them anew."""
+0.3 to 1.5 % of a very small penalty.
+
+{origin(stored)}"""
+
+
+def origin(stored: dict[str, Any]) -> str:
+    """Which run made the rows, and on which commit."""
+    if not stored.get("one_run"):
+        return (
+            "The rows come from several runs, or their commits are not known; `benchmarks/zoo/run.py --again` makes "
+            "all of them anew."
+        )
+    (run,) = stored["runs"]
+    changed = ", with uncommitted changes" if run["dirty"] else ""
+    return (
+        f"All rows come from one run, {run['started']} to {run['ended']}, on commit "
+        f"`{run['commit']}`{changed}. `make zoo` makes them anew."
+    )
 
 
 def table(models: list[dict[str, Any]], sentences: dict[str, int]) -> str:

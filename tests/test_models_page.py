@@ -55,6 +55,15 @@ def test_auto_is_exact_on_todays_language_and_vision_transformers(zoo: dict[str,
     assert {ends["auto"]["status"] for ends in model["variants"].values()} == {"exact"}
 
 
+def test_the_page_says_which_run_made_the_rows(zoo: dict[str, Any]) -> None:
+    run = {"commit": "0123456789ab", "dirty": False, "started": "2026-01-01T10:00:00", "ended": "2026-01-01T10:20:00"}
+    of_one = zoo | {"one_run": True, "runs": [run]}
+    assert "one run, 2026-01-01T10:00:00 to 2026-01-01T10:20:00, on commit `0123456789ab`." in models_table.page(of_one)
+    dirty = zoo | {"one_run": True, "runs": [run | {"dirty": True}]}
+    assert "`0123456789ab`, with uncommitted changes" in models_table.page(dirty)
+    assert "several runs" in models_table.page(zoo | {"one_run": False, "runs": [run, run]})
+
+
 def test_a_failure_would_be_seen_on_the_page(zoo: dict[str, Any]) -> None:
     broken = json.loads(json.dumps(zoo))
     broken["models"][0]["variants"]["base"]["gram"] = {"status": "wrong", "error": 0.5}

@@ -1,7 +1,8 @@
 """Public models under every method of the penalty: `python benchmarks/zoo/run.py --json benchmarks/results/zoo.json`.
 
 No weights are downloaded: models are built from small random configurations. Rows are written as they are found, and a
-model that is already in the file is not run again unless `--again` is given or its name is chosen with `--only`.
+model that is already in the file is not run again unless `--again` is given or its name is chosen with `--only`. The
+file says which commit and versions each row comes from, and whether all of them come from one run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import importlib.metadata
 import json
 import logging
 import os
+import platform
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,29 @@ import torch_models
 import vision_models
 from check import STRENGTH, examine
 
+from tacit._provenance import commit
+
 ENTRIES = [*torch_models.ENTRIES, *vision_models.ENTRIES, *text_models.ENTRIES]
 FAILURES = ("wrong", "traceback", "buffers")
 
 
 def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm", "transformers", "peft")}
+
+
+def run_facts() -> dict[str, Any]:
+    """What a row comes from. The commit is asked for once, before the first row makes the tree dirty."""
+    found = commit()
+    return {
+        "commit": None if found is None else found.removesuffix("-dirty"),
+        "dirty": None if found is None else found.endswith("-dirty"),
+        "started": now(),
+        "versions": {"python": platform.python_version(), **versions()},
+    }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def endings(model: dict[str, Any]) -> Counter[str]:
@@ -49,13 +69,13 @@ def main() -> None:
     logging.getLogger("tacit").setLevel(logging.ERROR)  # it says once per penalty that attention runs under MATH
     stored: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
     models = {} if options.again else {(m["library"], m["name"]): m for m in stored.get("models", [])}
-    failed = 0
+    failed, run = 0, run_facts()
     for entry in ENTRIES:
         key = (entry.library, entry.name)
         if options.only.lower() not in entry.name.lower() or (key in models and not options.only):
             continue
         began = time.process_time()
-        models[key] = examine(entry)
+        models[key] = examine(entry) | {"run": run["started"]}
         found = endings(models[key])
         failed += sum(found[status] for status in FAILURES)
         print(f"{entry.library:12} {entry.name:42} {time.process_time() - began:5.1f} s  {dict(found)}", flush=True)
@@ -65,7 +85,15 @@ def main() -> None:
                     print(f"    {variant}, {method}: {end}", flush=True)
         order = [(entry.library, entry.name) for entry in ENTRIES]
         rows = [models[name] for name in order if name in models]
-        result = {"strength": STRENGTH, "versions": versions(), "models": rows}
+        used = {row.get("run") for row in rows}
+        earlier = [known for known in stored.get("runs", []) if known["started"] in used - {run["started"]}]
+        result = {
+            "strength": STRENGTH,
+            "versions": versions(),
+            "one_run": used == {run["started"]} and len(rows) == len(ENTRIES),
+            "runs": [*earlier, run | {"ended": now()}],
+            "models": rows,
+        }
         partial = options.json.with_suffix(".partial")
         partial.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         partial.replace(options.json)
