@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], dista
 @contextmanager
 def without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
-    with DisableTorchFunction():  # a mode would handle each look
-        hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
     try:
         for tensor, _ in hooked:
             tensor._backward_hooks = None
