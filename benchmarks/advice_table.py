@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from large_batch_tasks import Task, load_task
+from large_batch_tasks import TASKS, Task, load_task
 from scipy import stats
 from torch.nn.functional import cross_entropy
 
@@ -50,7 +50,9 @@ def table(rows: Rows) -> dict[str, Any]:
         made[f"{task}, {optimizer}"] = {
             "seeds": seeds,
             "lost": interval(_final(by_arm["small"], seeds) - _final(by_arm["same"], seeds)),
-            "arms": {arm: _entry(by_arm, arm, seeds, costs.get(arm)) for arm in arms},
+            "arms": {
+                arm: _entry(by_arm, arm, seeds, costs.get(arm), train_size=TASKS[task].train_size) for arm in arms
+            },
         }
     return made
 
@@ -59,13 +61,16 @@ def _final(by_seed: dict[int, dict[str, Any]], seeds: list[int]) -> np.ndarray:
     return np.array([by_seed[seed]["test"][-1] for seed in seeds])
 
 
-def _entry(by_arm: dict[str, Any], arm: str, seeds: list[int], cost: float | None) -> dict[str, Any]:
+def _entry(
+    by_arm: dict[str, Any], arm: str, seeds: list[int], cost: float | None, *, train_size: int
+) -> dict[str, Any]:
     seeds = [seed for seed in seeds if seed in by_arm[arm]]
     rows = [by_arm[arm][seed] for seed in seeds]
     entry: dict[str, Any] = {name: rows[0].get(name) for name in FACTS}
     entry |= {"seeds": len(rows), "updates": rows[0]["updates"][-1], "diverged": sum(row["diverged"] for row in rows)}
     entry["train_accuracy"] = statistics.mean(row["train_accuracy"] for row in rows)
     entry["price"] = cost
+    entry["epochs"] = entry["updates"] * entry["batch_size"] / train_size
     factor = rows[0]["batch_size"] / next(iter(by_arm["small"].values()))["batch_size"]
     if len(rows) < 2:
         return entry
@@ -122,6 +127,8 @@ def show(made: dict[str, Any]) -> None:
             price = "" if entry["price"] is None else f"{entry['price']:.2f}"
             back = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""
             verdict = back + entry["verdict"]["outcome"] if "verdict" in entry else ""
+            if "kept" in entry:
+                verdict += f"; keeps {100 * entry['kept']:.0f} %: {entry['kept_verdict']['outcome']}"
             facts = [arm, entry["batch_size"], f"{entry['learning_rate']:.4g}", f"{amount:.3g}", entry["every"]]
             print("| " + " | ".join(map(str, [*facts, *accuracies, price, verdict, entry["diverged"]])) + " |")
 
@@ -174,29 +181,64 @@ def prices(task: Task, rows: Rows, optimizer: str, *, rounds: int = 40) -> dict[
     return {"plain_seconds": base, "times_plain": made}
 
 
+WAYS = {
+    "same": "plain",
+    "advised": "λ on every step",
+    "searched": "λ searched",
+    "every-2": "1 in 2",
+    "every-4": "1 in 4",
+    "every-8": "1 in 8",
+    "micro-4x": "larger micro-batches",
+    "whole-batch": "no micro-batches",
+    "whole-4": "none, 1 in 4",
+    "whole-8": "none, 1 in 8",
+    "sam": "SAM",
+    "sam-4": "SAM, 1 in 4",
+}
+COLUMNS, CHEAP = 3, 1.3
+
+
 def draw(made: dict[str, Any], path: Path) -> None:
-    """Price against gain: one panel per task and optimizer, accuracy over `same` against the price of a step."""
+    """Price against gain where the reference gains: a panel per task, accuracy over `same` against the step's price."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = {name: found for name, found in made.items() if any(entry["price"] for entry in found["arms"].values())}
-    figure, panels = plt.subplots(1, len(shown), figsize=(4.2 * len(shown), 4), squeeze=False)
-    for panel, (name, found) in zip(panels[0], shown.items(), strict=True):
-        for arm, entry in found["arms"].items():
-            if entry["price"] is None or "minus_same" not in entry or arm in ("small", "scaled", "matched"):
+    shown = {name: gain for name, found in made.items() if (gain := _reference_gain(found)) is not None}
+    lines = -(-len(shown) // COLUMNS)
+    figure, panels = plt.subplots(lines, COLUMNS, figsize=(3.6 * COLUMNS, 3.1 * lines), squeeze=False, sharex=True)
+    for panel in panels.flat[len(shown) :]:
+        panel.set_visible(False)
+    for panel, (name, gain) in zip(panels.flat, shown.items(), strict=False):
+        found = made[name]
+        panel.axvspan(0.9, CHEAP, color="tab:green", alpha=0.12)
+        panel.axhline(100 * KEPT * gain, color="tab:green", linestyle="--", linewidth=1)
+        panel.axhline(100 * found["arms"]["small"]["minus_same"][0], color="black", linestyle=":", linewidth=1)
+        for arm, words in WAYS.items():
+            entry = found["arms"].get(arm, {})
+            repeated = arm == "searched" and "advised" in found["arms"]
+            if entry.get("price") is None or "minus_same" not in entry or repeated:
                 continue
             mean, low, high = (100 * number for number in entry["minus_same"])
             colour = "tab:orange" if arm.startswith("sam") else "tab:gray" if arm == "same" else "tab:blue"
             panel.errorbar(entry["price"], mean, yerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=2)
-            panel.annotate(arm, (entry["price"], mean), textcoords="offset points", xytext=(5, 4), fontsize=8)
-        small = found["arms"]["small"].get("minus_same")
-        if small is not None:
-            panel.axhline(100 * small[0], color="black", linestyle=":", label="small batch")
-            panel.legend(fontsize=8)
-        panel.set_xlabel("price of a step, in plain steps")
-        panel.set_ylabel("test accuracy over the large batch alone, points")
-        panel.set_title(f"{name}, {len(found['seeds'])} seeds", fontsize=10)
+            panel.annotate(words, (entry["price"], mean), textcoords="offset points", xytext=(5, 4), fontsize=8.5)
+        panel.set_xscale("log")
+        panel.set_xlim(0.9, 22)
+        panel.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        panel.set_xticks([], minor=True)
+        panel.set_ylim(-2, min(14, panel.get_ylim()[1] + 1))
+        panel.set_title(name, fontsize=11)
+    figure.supxlabel("price of a step, in plain steps", fontsize=11)
+    figure.supylabel("test accuracy over the large batch alone, points", fontsize=11)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
+
+
+def _reference_gain(found: dict[str, Any]) -> float | None:
+    """What the advised (AdamW: searched) strength gains; None where its interval reaches zero or has no price."""
+    entry = found["arms"].get("advised") or found["arms"].get("searched")
+    if entry is None or entry["price"] is None or "minus_same" not in entry or entry["minus_same"][1] <= 0:
+        return None
+    return entry["minus_same"][0]

@@ -203,15 +203,20 @@ def large_batch() -> str:
 
 
 def large_batch_lines() -> str:
-    """One line per task: test accuracy at equal updates of the ways that a user would compare first."""
-    ways = ("small", "same", "scaled", "advised", "sam")
+    """One line per task and way: what each does with the same number of updates, and what a step costs."""
     lines = [
-        "| task | small batch | large batch, same rate | scaled rate | **advised strength** | SAM, tuned |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| task | way | B | updates | epochs | price of a step | test accuracy, % |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in _large_batch().items():
-        entries = [found["arms"].get(way) for way in ways]
-        lines.append(_row([name, *["" if entry is None else _accuracy(entry) for entry in entries]]))
+        ways = ["small", "same", "advised" if "advised" in found["arms"] else "searched", "sam"]
+        for way in ways:
+            entry = found["arms"].get(way)
+            if entry is None:
+                continue
+            price = "" if entry["price"] is None else f"{entry['price']:.2f}"
+            facts = [f"{entry['batch_size']}", f"{entry['updates']:,}", f"{entry['epochs']:,.0f}", price]
+            lines.append(_row([name, LARGE_BATCH_ARMS[way], *facts, _accuracy(entry)]))
     return "\n".join(lines)
 
 
@@ -231,7 +236,8 @@ def _large_batch_row(words: str, entry: dict[str, Any]) -> str:
     cells.append("" if entry["price"] is None else f"{entry['price']:.2f}")
     verdict = entry.get("verdict")
     share = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""
-    cells.append("" if verdict is None else f"{share}{verdict['claim']}: {verdict['outcome']}")
+    kept = f"; keeps {100 * entry['kept']:.0f} % of the gain" if "kept" in entry else ""
+    cells.append("" if verdict is None else f"{share}{verdict['claim']}: {verdict['outcome']}{kept}")
     return _row([*cells, f"{entry['diverged']} of {entry['seeds']}"])
 
 

@@ -377,8 +377,19 @@ def test_with_momentum_nothing_is_said_of_the_theory_of_plain_sgd() -> None:
     assert "log" not in heavy
 
 
-def test_a_strength_held_at_the_edge_of_momentum_is_not_called_safe() -> None:
-    """By benchmarks/results/edge.json: docs/large-batch.md has the counts."""
-    point = with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,))
-    assert any("that was not always stable" in note for note in tacit.match(point, **MOVE, momentum=0.9).notes)
-    assert not any("that was not always stable" in note for note in tacit.match(point, **MOVE).notes)
+def test_minibatches_that_differ_in_curvature_lower_the_edge_of_momentum_and_of_nothing_else() -> None:
+    """Momentum remembers the scatter (docs/large-batch.md); at a larger batch there is less of it, and more room."""
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,), variance=15.0**2 * 20)
+    of_micro_batches = point.spectrum.curvature_spread(16)
+    for beta, sizes in ((0.0, (256, 512)), (0.9, (256, 512))):
+        alone = tacit.edges.largest_stable_strength(0.01, 15.0, momentum=beta, curvature_spread=of_micro_batches)
+        edges = [
+            tacit.match(
+                point, learning_rate=0.01, batch_size=16, new_batch_size=size, micro_batch_size=16, momentum=beta
+            ).largest_stable_strength
+            for size in sizes
+        ]
+        if beta == 0:
+            assert edges == [alone, alone]
+        else:
+            assert edges[0] < edges[1] < alone

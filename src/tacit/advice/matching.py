@@ -167,8 +167,6 @@ def _strength(
     held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
     cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
     notes = [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
-    if rates[2].beta:
-        notes.append("with momentum that was not always stable (docs/large-batch.md): try a short run first.")
     return held, factors, edge, notes
 
 
