@@ -195,7 +195,7 @@ WAYS = {
     "sam": "SAM",
     "sam-4": "SAM, 1 in 4",
 }
-COLUMNS, CHEAP = 3, 1.3
+COLUMNS, CHEAP, FAR = 3, 1.3, 6.0
 
 
 def draw(made: dict[str, Any], path: Path) -> None:
@@ -207,7 +207,7 @@ def draw(made: dict[str, Any], path: Path) -> None:
 
     shown = {name: gain for name, found in made.items() if (gain := _reference_gain(found)) is not None}
     lines = -(-len(shown) // COLUMNS)
-    figure, panels = plt.subplots(lines, COLUMNS, figsize=(3.6 * COLUMNS, 3.1 * lines), squeeze=False, sharex=True)
+    figure, panels = plt.subplots(lines, COLUMNS, figsize=(3.6 * COLUMNS, 3.1 * lines), squeeze=False)
     for panel in panels.flat[len(shown) :]:
         panel.set_visible(False)
     for panel, (name, gain) in zip(panels.flat, shown.items(), strict=False):
@@ -221,16 +221,22 @@ def draw(made: dict[str, Any], path: Path) -> None:
             if entry.get("price") is None or "minus_same" not in entry or repeated:
                 continue
             mean, low, high = (100 * number for number in entry["minus_same"])
-            colour = "tab:orange" if arm.startswith("sam") else "tab:gray" if arm == "same" else "tab:blue"
+            colour = "tab:gray" if arm == "same" else "tab:orange" if arm.startswith("sam") else "tab:blue"
+            below = arm in ("sam-4", "whole-4", "whole-8")  # neighbours of others: words on the other side
             panel.errorbar(entry["price"], mean, yerr=[[mean - low], [high - mean]], fmt="o", color=colour, capsize=2)
-            panel.annotate(words, (entry["price"], mean), textcoords="offset points", xytext=(5, 4), fontsize=8.5)
+            far = entry["price"] > FAR  # words to the left, or they leave the panel
+            place, side = (-5 if far else 5, -11 if below else 4), "right" if far else "left"
+            point = (entry["price"], mean)
+            panel.annotate(words, point, textcoords="offset points", xytext=place, fontsize=9, ha=side)
         panel.set_xscale("log")
-        panel.set_xlim(0.9, 22)
+        panel.set_xlim(0.9, 14)
         panel.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        panel.tick_params(labelbottom=True)
         panel.set_xticks([], minor=True)
         panel.set_ylim(-2, min(14, panel.get_ylim()[1] + 1))
         panel.set_title(name, fontsize=11)
-    figure.supxlabel("price of a step, in plain steps", fontsize=11)
+    words = f"shaded: at most {CHEAP:g}; dashed: {100 * KEPT:.0f} % of what λ on every step gains; dotted: small batch"
+    figure.supxlabel(f"price of a step, in plain steps ({words})", fontsize=11)
     figure.supylabel("test accuracy over the large batch alone, points", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
