@@ -19,6 +19,7 @@ from tacit._errors import InputError, TacitError
 from tacit.cli import app
 from tacit.report import Report, build_report, read_parts, render, write_page
 from tacit.report.export import export
+from tacit.report.page import answer
 from tacit.studies.describe.library import library
 
 Maker = Callable[..., Path]
@@ -108,6 +109,16 @@ def test_the_answer_has_the_numbers_of_figure_1b(page: str) -> None:
     assert re.search(
         r"Yes: .* penalty λ = 2⁻³ reaches \d\d\.\d %", page[start : page.index("</p>", start)].replace("\u00a0", " ")
     )
+
+
+def test_the_answer_has_means_of_all_runs_where_the_picture_has_the_best(make_world: Maker) -> None:
+    root = make_world(paper_world, scale="standard", only=("rates", "strengths"))
+    found = build_report(read_parts([root]), only=["1b"])
+    verdict = found.figures[0].verdict
+    assert verdict is not None
+    numbers = re.findall(r"\d\d\.\d(?=.%)", answer(found))
+    assert len(numbers) == 3
+    assert all(number in verdict.seen for number in numbers)  # which the statistics print
 
 
 def test_every_figure_is_drawn_with_its_runs(report: Report, page: str) -> None:

@@ -180,8 +180,8 @@ def curve(
 
 def level(points: Points, index: int, over: Curve, *, label: str, best: int | None) -> Curve:
     """One point as a dotted level across another curve's range: the limit λ → 0."""
-    height = points.drawn(index, best=best)
-    ends = tuple(Point(x, height, height, ()) for x in (min(over.x), max(over.x)))
+    height, mean = points.drawn(index, best=best), points.drawn(index, best=None)
+    ends = tuple(Point(x, height, mean, ()) for x in (min(over.x), max(over.x)))
     return Curve(label, "baseline", ends, "level")
 
 
