@@ -43,6 +43,14 @@ def test_no_model_is_wrong_and_none_ends_in_a_traceback(zoo: dict[str, Any]) -> 
     assert {model["library"] for model in zoo["models"]} == LIBRARIES
 
 
+def test_the_stored_rows_come_from_one_run_on_a_clean_commit(zoo: dict[str, Any]) -> None:
+    assert zoo["one_run"]
+    (run,) = zoo["runs"]
+    assert run["commit"]
+    assert run["dirty"] is False
+    assert {model["run"] for model in zoo["models"]} == {run["started"]}
+
+
 def test_at_most_three_models_have_no_exact_method(zoo: dict[str, Any]) -> None:
     assert sum(not models_table.has_exact_method(model) for model in zoo["models"]) <= 3
 
