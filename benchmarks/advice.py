@@ -16,6 +16,7 @@ Tasks and their small-batch rates are in `large_batch_tasks.py`. `digits` needs 
     every-4     the advised (AdamW: searched) strength on every 4th step with weight 4
     sam         B', SAM on the whole batch, radius and rate tuned
     sam-4       the same on every 4th step, as LookSAM does
+    held-4, held-8   advised strength on every k-th step, held so that the penalised step alone stays inside the edge
     every-2, every-8, micro-4x, whole-batch, whole-4, whole-8     the price against gain: fewer penalised steps, larger
                 micro-batches or none, and both, at equal expected regularization
 
@@ -38,6 +39,9 @@ Rules, written before any of the judged runs:
   the reference (`advised`, AdamW: `searched`) gains, its arm − same above zero with its interval, a setting "keeps 80 %
   of the gain" by the paired d = (arm − same) − 0.8 (reference − same), likewise. The claim is met on a task when a
   setting of price at most 1.3 agrees. `mnist1d-wide` has its rate from pilots with seed 60.
+- `every-8` and `whole-8` of `mnist1d-wide` were lost: the edge of then let k steps together make up for a penalised
+  step that was ten times too long. `held-4` and `held-8` follow the edge of now; they were written after that was seen,
+  and before any run of theirs.
 """
 
 from __future__ import annotations
@@ -77,7 +81,7 @@ FOLDER = Path(__file__).parent / "results"
 ROWS = FOLDER / "large_batch.jsonl"
 ADVICE_SEED, TUNING_SEED = 100, 101
 ARMS = ("small", "same", "scaled", "matched", "advised", "searched", "every-4", "sam", "sam-4")
-PRICE_ARMS = ("every-2", "every-8", "micro-4x", "whole-batch", "whole-4", "whole-8")
+PRICE_ARMS = ("every-2", "every-8", "held-4", "held-8", "micro-4x", "whole-batch", "whole-4", "whole-8")
 RADII, RATE_FACTORS = (0.05, 0.1, 0.2, 0.4), (1.0, 2.0)
 ADAM_START = 0.1  # where the search starts without advice: of the order of a rate that SGD needs on these tasks
 EVALUATIONS = 16  # updates/16 is one of them
@@ -193,7 +197,7 @@ class Bench:
             return {**made, "batch_size": task.batch_size}
         if arm == "scaled":
             return {**made, "learning_rate": self.rate * (math.sqrt(task.factor) if adam else task.factor)}
-        if adam and (arm in ("matched", "advised", "micro-4x") or arm.startswith("whole-")):
+        if adam and (arm in ("matched", "advised", "micro-4x") or arm.startswith(("whole-", "held-"))):
             return None
         if arm == "matched":
             return {**made, "learning_rate": self.advice()["advice"]["matched_learning_rate"]["value"]}
@@ -203,6 +207,10 @@ class Bench:
             return {**made, "learning_rate": chosen["learning_rate"], "radius": chosen["radius"], "every": every}
         if arm == "searched":
             return {**made, "strength": self.search()["strength"]}
+        if arm.startswith("held-"):
+            every, option = int(arm.removeprefix("held-")), self.advice()["advice"]["alternatives"][0]
+            strength = min(_held(option, every), _held(option, 1) / every)
+            return {**made, "strength": strength, "every": every}
         if arm.startswith("every-"):
             every = int(arm.removeprefix("every-"))
             strength = self.search()["strength"] if adam else _held(self.advice()["advice"]["alternatives"][0], every)

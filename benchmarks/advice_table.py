@@ -188,6 +188,8 @@ WAYS = {
     "every-2": "1 in 2",
     "every-4": "1 in 4",
     "every-8": "1 in 8",
+    "held-4": "1 in 4, held",
+    "held-8": "1 in 8, held",
     "micro-4x": "larger micro-batches",
     "whole-batch": "no micro-batches",
     "whole-4": "none, 1 in 4",

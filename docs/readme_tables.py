@@ -46,6 +46,8 @@ LARGE_BATCH_ARMS = {
     "every-2": "advised strength, every 2nd step",
     "every-4": "advised strength, every 4th step",
     "every-8": "advised strength, every 8th step",
+    "held-4": "advised strength, every 4th step, held at the edge of one step",
+    "held-8": "advised strength, every 8th step, held at the edge of one step",
     "micro-4x": "advised strength, micro-batches 4 times as large",
     "whole-batch": "advised strength, no micro-batches",
     "whole-4": "advised strength, no micro-batches, every 4th step",

@@ -31,11 +31,19 @@ def grows(strength: float, every: int, momentum: Momentum) -> bool:
 
 
 @pytest.mark.parametrize("every", [2, 4, 8])
-@pytest.mark.parametrize("momentum", [Momentum(), Momentum(0.9), Momentum(0.9, nesterov=True)])
+@pytest.mark.parametrize("momentum", [Momentum(0.9), Momentum(0.9, nesterov=True)])
 def test_real_steps_shrink_below_it_and_grow_above(every: int, momentum: Momentum) -> None:
     edge = largest_stable_strength_every(RATE, TOP, every=every, momentum=momentum)
     assert not grows(0.93 * edge, every, momentum)  # the grid of strengths has steps of 3 %
     assert grows(1.1 * edge, every, momentum)
+
+
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_without_momentum_the_penalised_step_alone_must_be_stable(every: int) -> None:
+    """All k together would allow more, but a network does not come back from such a step (docs/large-batch.md)."""
+    edge = largest_stable_strength_every(RATE, TOP, every=every)
+    assert edge == pytest.approx(largest_stable_strength(RATE, TOP) / every, rel=1e-12)
+    assert not grows(0.93 * edge, every, Momentum())
 
 
 @pytest.mark.parametrize("momentum", [Momentum(), Momentum(0.9)])
@@ -93,9 +101,7 @@ def test_the_scatter_of_the_penalised_curvature_is_that_of_gaussian_micro_batche
     assert float(kappa.var()) == pytest.approx(made[1][0, 0] - made[0][0, 0], rel=0.013)
 
 
-def test_momentum_makes_rare_kicks_worse_and_plain_steps_forgive_them() -> None:
-    alone = largest_stable_strength(RATE, TOP)
-    assert largest_stable_strength_every(RATE, TOP, every=4) > alone / 4
+def test_momentum_makes_rare_kicks_worse() -> None:
     heavy = largest_stable_strength(RATE, TOP, momentum=0.9)
     assert largest_stable_strength_every(RATE, TOP, every=4, momentum=Momentum(0.9)) < heavy / 8
 

@@ -18,8 +18,10 @@ Momentum remembers the scatter for 1/(1−β) steps: at β = 0.9 it weighs c² b
 fourfold. That is why λ* without scatter was not safe with momentum (docs/large-batch.md). Without momentum c² weighs 1,
 which the share of λ* that is advised covers; `batch_spread` is then not needed.
 
-With the penalty of weight kλ on every k-th step the maps of k steps are multiplied. Without momentum that allows more
-than kλ < λ*, because the plain steps contract as well. With momentum it allows much less: the penalised step kicks an
+With the penalty of weight kλ on every k-th step the maps of k steps are multiplied, and the penalised step alone must
+be stable too: kλ ≤ λ*. On a quadratic the plain steps would make up for more without momentum, but a network does not
+come back from a step that is ten times too long: of eight runs at the strength that k = 8 steps together allow, seven
+were lost (docs/large-batch.md). With momentum the k steps together allow much less: the penalised step kicks an
 oscillation that has a memory, and some curvature below λ_max resonates with the kicks. At β = 0.9 and k = 4 the edge is
 a seventeenth of λ*, not a quarter.
 """
@@ -33,7 +35,7 @@ from tacit.advice.optimizers import Momentum
 from tacit.edges import largest_stable_strength
 
 CURVATURES = 48  # between 0 and λ_max, among which the least stable is looked for
-STRENGTHS = np.geomspace(1e-4, 30.0, 400)  # in units of λ*: a grid of 3 %
+STRENGTHS = np.geomspace(1e-4, 1.0, 300)  # in units of λ*/k: a grid of 3 %
 HALVINGS = 40  # of the interval that holds the edge of a penalty on every step
 
 
@@ -46,13 +48,13 @@ def largest_stable_strength_every(
     curvature_spread: float = 0.0,
     batch_spread: float = 0.0,
 ) -> float:
-    """The largest λ at which a penalty of weight kλ on every k-th step is stable for all curvatures up to λ_max.
+    """The largest λ at which a penalty of weight kλ on every k-th step, and all k together, are stable up to λ_max.
 
     `curvature_spread` is s of micro-batches and `batch_spread` that of whole minibatches. For k = 1 and no
     `batch_spread` it is `tacit.edges.largest_stable_strength`; 0 where the step is unstable without a penalty.
 
     >>> round(largest_stable_strength_every(0.125, 5.0, every=4), 2)
-    1.98
+    0.22
     >>> heavy = Momentum(0.9)
     >>> round(largest_stable_strength_every(0.01, 5.0, every=1, momentum=heavy), 1)
     30.0
@@ -83,10 +85,13 @@ def largest_stable_strength_every(
             middle = (low + high) / 2
             low, high = (low, middle) if unstable(np.array([middle]), np.array([h]))[0] else (middle, high)
         return low
-    strengths = alone * STRENGTHS
+    one_step = largest_stable_strength_every(
+        rate, h, every=1, momentum=beta, curvature_spread=curvature_spread, batch_spread=batch_spread
+    )
+    strengths = one_step / k * STRENGTHS
     found = unstable(strengths, h * np.arange(1, CURVATURES + 1) / CURVATURES)
     if not found.any():
-        return float(strengths[-1])
+        return one_step / k
     first = int(found.argmax())
     return 0.0 if first == 0 else float(strengths[first - 1])
 
