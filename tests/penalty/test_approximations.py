@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import labels, numbers, spread
 from tacit import GradientPenalty, InputError
+from tacit.penalty._kinks import Kinks
 
 STRENGTH = 0.3
 
@@ -279,3 +280,20 @@ def test_a_leaf_made_anew_in_every_pass_is_no_false_alarm() -> None:
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(InputError, match="when_uncertain='maybe' is unknown; use 'exact', 'raise' or 'warn'"):
         GradientPenalty(nn.Linear(2, 1), 1.0, when_uncertain="maybe")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [F.relu, F.leaky_relu, F.hardtanh, F.hardswish, lambda x: F.max_pool2d(x, 2), lambda x: torch.maximum(x, -x)],
+    ids=["relu", "leaky relu", "hardtanh", "hardswish", "max pool", "maximum"],
+)
+def test_held_kinks_leave_images_in_their_memory_format(function: Callable[[Tensor], Tensor]) -> None:
+    """Dropout behind them draws its mask in the order of memory: another order would be another mask."""
+    images = numbers(2, 3, 4, 4, seed=1).contiguous(memory_format=torch.channels_last).requires_grad_()
+    kinks = Kinks()
+    with kinks.record():
+        first = function(images)
+    with kinks.hold():
+        second = function(images)
+    assert first.stride() == second.stride() == function(images).stride()
+    torch.testing.assert_close(first, function(images))

@@ -92,7 +92,8 @@ def _is_off(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _held_relu(off: Tensor, input: Tensor, inplace: bool = False) -> Tensor:
-    return input.masked_fill_(off, 0) if inplace else input.masked_fill(off, 0)
+    # masked_fill would make channels-last images contiguous, and dropout draws its mask in the order of memory.
+    return input.masked_fill_(off, 0) if inplace else torch.where(off, 0.0, input)
 
 
 def _held_relu_in_place(off: Tensor, input: Tensor) -> Tensor:
@@ -164,6 +165,9 @@ def _pool_indices(func: Any, *args: Any, **kwargs: Any) -> Tensor:
 def _held_pool(axes: int) -> Callable[..., Any]:
     def held(indices: Tensor, input: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
         picked = input.flatten(-axes).gather(-1, indices.flatten(-axes)).view(indices.shape)
+        for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):  # as torch's own leaves it
+            if picked.dim() == rank and indices.is_contiguous(memory_format=layout):
+                picked = picked.contiguous(memory_format=layout)
         return (picked, indices) if return_indices else picked
 
     return held

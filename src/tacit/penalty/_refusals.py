@@ -98,8 +98,16 @@ def translated_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # NotImplementedError is one
-        for message in _MESSAGES:
-            found = re.search(message.pattern, str(error))
-            if found:
-                raise UnsupportedModelError(message.cause.format(*found.groups()), message.remedy) from error
-        raise
+        refusal = translated(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def translated(error: RuntimeError) -> UnsupportedModelError | None:
+    """The refusal in place of PyTorch's error, where its message is known."""
+    for message in _MESSAGES:
+        found = re.search(message.pattern, str(error))
+        if found:
+            return UnsupportedModelError(message.cause.format(*found.groups()), message.remedy)
+    return None

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, jvp
 from tacit._errors import InputError
 from tacit.penalty._compiled import uncompiled
 from tacit.penalty._modes import modes_on
+from tacit.penalty._refusals import UnsupportedModelError, translated
 from tacit.penalty._state import second_pass
 from tacit.penalty._task import Closure, Outcome, Task
 from tacit.penalty._two_pass import Views
@@ -69,7 +70,18 @@ def _directional_derivative(
         return value if task.scale == 1 else task.scale * value
 
     with second_pass(task.model, views.starts[number], task.generators), uncompiled(), modes_on():
-        gradient, derivative = jvp(grad(loss), (point,), (tangent,))[:2]
+        try:
+            gradient, derivative = jvp(grad(loss), (point,), (tangent,))[:2]
+        except RuntimeError as error:
+            if translated(error) is not None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            # The first pass ran through, so it is not the closure: torch's forward derivatives of some layers fail
+            # under autocast and on channels-last images.
+            says = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+            raise UnsupportedModelError(
+                f"torch.func fails where a plain pass does not ({says}); forward_over_reverse cannot run the model.",
+                "Use method='gram' or 'double_backward'.",
+            ) from error
     if task.scale != 1:
         gradient, derivative = ({name: found[name] / task.scale for name in point} for found in (gradient, derivative))
     _check_same([gradient[name] for name in point], views.gradients[number])

@@ -44,4 +44,18 @@ NAMED: dict[str, Scenario] = {
     ),
     # Rounded to bfloat16 the moved parameters were the same: a difference of zero, with a stated error of zero.
     "a_difference_below_the_rounding_of_autocast": Scenario(batch=1, dtype="autocast"),
+    # A ReLU with its kinks held gave images in another memory format, and dropout drew another mask than a plain step.
+    "dropout_after_a_relu_on_channels_last": Scenario(
+        ops=(Op("curve", 4, 9), Op("dropout")), inputs="images", batch=1, channels_last=True
+    ),
+    # torch's forward derivatives fail under autocast, and on channels-last images (the last case): raw errors.
+    "a_layer_norm_in_bfloat16": Scenario(ops=(Op("linear", 1), Op("norm")), batch=1, dtype="autocast"),
+    # An exact method took the step of an approximate one, and was judged without the rounding of bfloat16.
+    "an_exact_step_in_bfloat16_in_place_of_a_difference": Scenario(
+        ops=(Op("residual", 4, 0, (Op("norm"),)),), inputs="images", batch=1, seed=3, encoder=True, dtype="autocast"
+    ),
+    # Group norm on channels-last images that need no gradient: torch 2.13 itself crashes in a plain backward pass.
+    "group_norm_on_images_without_a_gradient": Scenario(
+        ops=(Op("pool", 4, 1), Op("linear"), Op("norm", 4, 2)), inputs="images", batch=8, frozen=(2,), micro_batches=4
+    ),
 }

@@ -200,6 +200,8 @@ def norm(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
         return on_last_axis(x, net.part(path, lambda: nn.RMSNorm(count)))
     if op.option == 2 and x.dim() > 2:
         layer = net.part(path, lambda: nn.GroupNorm(2 if count % 2 == 0 else 1, count))
+        if not x.requires_grad:  # torch 2.13 crashes in a plain backward pass where such images are channels-last
+            x = x.contiguous()
         return layer(x) if x.dim() == 4 else layer(x.transpose(1, 2)).transpose(1, 2)
     if op.option == 3 and x.dim() == 4:
         # Without weights: with them torch 2.13's own backward is wrong for one channels-last example.
