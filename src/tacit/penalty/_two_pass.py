@@ -40,7 +40,8 @@ class Views:
                 self.losses.append(task.loss(closure))
         leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
         self.leaves: list[Tensor] = list(leaves.values())
-        self.gradients = [self._gradient(loss) for loss in self.losses]
+        # The last view first, as one backward pass of the mean of both losses visits them.
+        self.gradients = [self._gradient(loss) for loss in reversed(self.losses)][::-1]
         positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         # The norm's direction: parameters that the loss does not reach stay where they are.
         self.reached = [parameter for parameter in self.parameters if id(parameter) in positions]

@@ -20,6 +20,10 @@ NAMED: dict[str, Scenario] = {
     "an_entry_of_a_sequence_set_to_zero": Scenario(ops=(Op("linear"), Op("write", 4, 1)), inputs="sequences"),
     # Each recomputation counted a batch.
     "batch_norm_in_a_checkpoint": Scenario(ops=(Op("checkpointed", 4, 0, (Op("batch_norm"),)),), batch=2),
+    # The first view's block was run again before the second's: running means in another order than after a plain step.
+    "two_views_of_batch_norm_in_a_checkpoint": Scenario(
+        ops=(Op("checkpointed", 4, 0, (Op("batch_norm"),)),), batch=2, two_views=True
+    ),
     # The recomputation ran torch's own hardsigmoid where the first pass had run one with a second derivative.
     "hardsigmoid_in_a_checkpoint": Scenario(
         ops=(Op("checkpointed", 4, 0, (Op("linear", 6), Op("curve", 4, 12))),), seed=5
