@@ -22,7 +22,7 @@ def model_of(seed: int = 0) -> torch.nn.Module:
 
 
 def setting(rate: float = 0.1, **options: Any) -> tuple[Any, ...]:
-    model = model_of()
+    model = options.pop("model", None) or model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     penalty = tacit.GradientPenalty(model, 0.0, micro_batch_size=8, **options.pop("penalty", {}))
     common: dict[str, Any] = {"full": 5, "curvature": True, "loss_fn": F.cross_entropy, "dataset": (INPUTS, TARGETS)}
@@ -76,6 +76,49 @@ def test_a_rate_that_was_lowered_lowers_the_strength() -> None:
         adaptive.step()
     first, second = (change.strength for change in adaptive.changes)
     assert second == pytest.approx(first / 10, rel=0.02)  # the factor F of a finite rate is not quite 1
+
+
+def test_at_a_rate_of_zero_the_strength_stays_and_the_measurement_waits() -> None:
+    """The first step of a warm-up and the last of a cosine have rate 0, for which no strength can be matched."""
+    _, optimizer, penalty, recorder = setting(rate=0.0, every=lambda step: False, full=lambda step: step == 0)
+    penalty.strength = 0.01
+    adaptive = AdaptiveStrength(penalty, recorder, optimizer=optimizer, batch_size=8)
+    recorder.after_backward()
+    adaptive.step()
+    assert penalty.strength == 0.01
+    assert adaptive.changes == []
+    optimizer.param_groups[0]["lr"] = 0.1
+    adaptive.step()
+    advice = tacit.match(recorder.measurement, optimizer=optimizer, batch_size=8, new_batch_size=64)
+    assert penalty.strength == advice.strength.value > 0.01
+
+
+def test_a_resumed_run_goes_on_with_its_strength() -> None:
+    """The whole run, and one whose objects are made anew after 8 steps, between two measurements."""
+    found = []
+    for resumed in (False, True):
+        model, optimizer, penalty, recorder = setting()
+        adaptive = AdaptiveStrength(penalty, recorder, optimizer=optimizer, batch_size=8)
+        strengths = train(8, model, optimizer, penalty, recorder, adaptive)
+        if resumed:
+            states = [each.state_dict() for each in (penalty, recorder, adaptive)]
+            _, _, penalty, recorder = setting(model=model)
+            adaptive = AdaptiveStrength(penalty, recorder, optimizer=optimizer, batch_size=8)
+            for each, state in zip((penalty, recorder, adaptive), states, strict=True):
+                each.load_state_dict(state)
+        strengths += train(4, model, optimizer, penalty, recorder, adaptive)
+        found.append(strengths)
+        assert [change.step for change in adaptive.changes] == [0, 5, 10]
+    assert found[1][8] == found[0][7] > 0
+    # A penalty's first step may take another path than later ones: the same gradient up to float32's rounding.
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    _, optimizer, penalty, recorder = setting()
+    adaptive = AdaptiveStrength(penalty, recorder, optimizer=optimizer, batch_size=8)
+    with pytest.raises(tacit.InputError, match=r"the state has no changes, strength"):
+        adaptive.load_state_dict(recorder.state_dict())
 
 
 @pytest.mark.parametrize(

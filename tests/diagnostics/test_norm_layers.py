@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from typing import Any
 
 import pytest
@@ -48,6 +50,12 @@ class Recomputed(Block):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
+class CalledByKeyword(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        word = "x" if isinstance(self.first, nn.RMSNorm) else "input"
+        return self.out(torch.tanh(self.mix(self.second(**{word: x}) + self.first(**{word: x}))).mean(1))
+
+
 MODELS = {
     "layer norm": lambda: Block(lambda: nn.LayerNorm(WIDTH)),
     "layer norm over two axes": lambda: Block(lambda: nn.LayerNorm((TOKENS, WIDTH))),
@@ -56,6 +64,8 @@ MODELS = {
     "rms norm": lambda: Block(lambda: nn.RMSNorm(WIDTH)),
     "group norm": channels_first,
     "one layer used twice": used_twice,
+    "layer norm by keyword": lambda: CalledByKeyword(lambda: nn.LayerNorm(WIDTH)),
+    "rms norm by keyword": lambda: CalledByKeyword(lambda: nn.RMSNorm(WIDTH)),
     "activation checkpointing": lambda: Recomputed(lambda: nn.LayerNorm(WIDTH)),
 }
 
@@ -207,6 +217,26 @@ def test_a_window_that_is_open_survives_saving_and_loading() -> None:
         rows.append(recorder.rows)
     assert rows[0] == rows[1]
     assert len(rows[0]) == 1
+
+
+def stored_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("other", [copy.deepcopy, stored_and_loaded])
+def test_passes_of_a_copy_are_not_those_of_the_recorded_model(other: Any) -> None:
+    """An average of weights is a deep copy, a checkpoint may be the whole model; both are made while hooks are on."""
+    model, (inputs, targets) = made("layer norm"), batch()
+    watched = NormLayerGradients(model)
+    watched.open()
+    F.cross_entropy(other(model)(inputs), targets).backward()
+    with pytest.raises(tacit.InputError, match="no norm layer was seen"):
+        watched.take(EXAMPLES)
+    F.cross_entropy(model(inputs), targets).backward()
+    assert len(watched.take(EXAMPLES)) == EXAMPLES
 
 
 def test_a_model_without_norm_layers_is_refused_in_one_sentence() -> None:

@@ -7,10 +7,10 @@ need not be stable later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tacit._arguments import whole_number
+from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
 from tacit.advice.matching import SHARE_OF_EDGE, match
 from tacit.advice.optimizers import read_optimizer
@@ -38,7 +38,9 @@ class AdaptiveStrength:
     `batch_size` is the small B whose regularization is kept. The large B' is the recorder's, rate and momentum those
     of `optimizer` at the time, so a schedule of the rate is followed: it is taken to be that of the small batch too.
     Micro-batches and `every` are the penalty's. Where a sample does not settle the advice the strength stays, but is
-    held below the new ¾ λ*. Call `step()` after `recorder.after_backward()`; `changes` has one entry per measurement.
+    held below the new ¾ λ*. At a rate of 0 (a warm-up's first steps, the end of a cosine) the strength stays, and the
+    newest measurement waits for a rate above 0. Call `step()` after `recorder.after_backward()`; `changes` has an entry
+    per measurement that was used. Store `state_dict()` with a checkpoint: a resumed run goes on with the strength.
 
     >>> import torch
     >>> draws = torch.Generator().manual_seed(0)
@@ -85,7 +87,7 @@ class AdaptiveStrength:
     def step(self) -> None:
         """Changes the strength if the recorder has measured since the last call; nothing else happens."""
         seen = self.recorder.measurement
-        if seen is None or seen is self._used:
+        if seen is None or seen is self._used or read_optimizer(self.optimizer).learning_rate == 0:
             return
         self._used = seen
         advice = match(
@@ -101,3 +103,17 @@ class AdaptiveStrength:
             strength = min(strength, SHARE_OF_EDGE * edge)
         self.penalty.strength = strength
         self.changes.append(StrengthChange(self.recorder.steps - 1, strength, matched, edge, advice.decided))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The strength, and the changes that led to it."""
+        return {"strength": self.penalty.strength, "changes": [asdict(change) for change in self.changes]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Also sets the strength of the penalty: its own state does not have it."""
+        missing = {"strength", "changes"} - set(state)
+        if missing:
+            raise InputError(
+                f"the state has no {', '.join(sorted(missing))}; expected that of AdaptiveStrength.state_dict()."
+            )
+        self.penalty.strength = finite_number("strength", state["strength"])
+        self.changes = [StrengthChange(**change) for change in state["changes"]]

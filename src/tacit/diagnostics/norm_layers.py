@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class NormLayerGradients:
         """Nothing of an earlier step is kept."""
         self.close()
         for name, layer in self.layers.items():
-            self._handles.append(layer.register_forward_hook(self._forward_hook(name)))
+            self._handles.append(layer.register_forward_hook(ForwardHook(name, self), with_kwargs=True))
 
     def close(self) -> None:
         self._calls = {}
@@ -80,21 +81,10 @@ class NormLayerGradients:
             )
         return torch.cat([self._of_examples(name, parts, batch_size) for name, parts in calls.items()], dim=1)
 
-    def _forward_hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def forward_hook(layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            # Penalised steps run the model inside torch.vmap, where hooks on tensors have no meaning.
-            inside_vmap = torch._C._functorch.peek_interpreter_stack() is not None
-            if inside_vmap or not isinstance(output, Tensor) or not output.requires_grad:
-                return
-            inputs = arguments[0].detach()
-
-            def backward_hook(D: Tensor) -> None:
-                made = example_gradients(layer, inputs, D.detach())
-                self._calls.setdefault(name, []).append((made, D.dim() == 2))
-
-            output.register_hook(backward_hook)
-
-        return forward_hook
+    def add(self, name: str, inputs: Tensor, D: Tensor) -> None:
+        """One use of a layer in a backward pass."""
+        made = example_gradients(self.layers[name], inputs, D.detach())
+        self._calls.setdefault(name, []).append((made, D.dim() == 2))
 
     @staticmethod
     def _of_examples(name: str, calls: list[tuple[Tensor, bool]], batch_size: int) -> Tensor:
@@ -114,6 +104,28 @@ class NormLayerGradients:
             f"the norm layer {name!r} saw {found} rows in a step; expected batch_size={batch_size} examples along the "
             "first axis. Give the number of examples in a step, and put examples before tokens (batch_first=True)."
         )
+
+
+class ForwardHook:
+    """Keeps a norm layer's inputs until its backward pass. In a copy of the model, or a stored one, it does nothing.
+
+    Those are other models (an average of weights, a checkpoint): their passes are no part of the training loop.
+    """
+
+    def __init__(self, name: str = "", gathered: NormLayerGradients | None = None) -> None:
+        self.name, self.gathered = name, gathered
+
+    def __reduce__(self) -> tuple[type[ForwardHook], tuple[()]]:
+        return ForwardHook, ()  # of copy.deepcopy and of pickle
+
+    def __call__(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        # Penalised steps run the model inside torch.vmap, where hooks on tensors have no meaning.
+        inside_vmap = torch._C._functorch.peek_interpreter_stack() is not None
+        if self.gathered is None or inside_vmap or not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        # Norm layers have one argument, which LayerNorm calls `input` and RMSNorm `x`.
+        (inputs,) = (*arguments, *keywords.values())
+        output.register_hook(partial(self.gathered.add, self.name, inputs.detach()))
 
 
 def example_gradients(layer: Any, inputs: Tensor, D: Tensor) -> Tensor:
