@@ -432,3 +432,16 @@ def test_the_factored_step_without_a_batch_is_refused() -> None:
         FactoredSGD(problem.model, lr=0.1, micro_batch_size=2).step(lambda: torch.ones(()))
     with pytest.raises(InputError, match="micro_batch_size=0"):
         FactoredSGD(problem.model, lr=0.1, micro_batch_size=0)
+
+
+def test_records_have_the_same_entries_at_compared_steps_as_at_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    inputs, targets = torch.randn(12, 6, dtype=torch.float64), torch.randint(3, (12,))
+    penalty = GradientPenalty(model, 0.1, micro_batch_size=4)
+    rows = []
+    for _ in range(3):  # the first is compared with a loop
+        penalty.backward(lambda x, y: F.cross_entropy(model(x), y), inputs, targets)
+        rows.append(penalty.last.to_row())
+    assert rows[0].keys() == rows[1].keys() == rows[2].keys()
+    assert rows[0]["batch_sharpness"] == pytest.approx(rows[1]["batch_sharpness"], rel=1e-9)

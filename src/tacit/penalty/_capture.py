@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from tacit._calls import (
     ConvolutionCall,
@@ -21,7 +22,9 @@ from tacit._calls import (
     transposed_parameter,
 )
 from tacit.penalty._layers import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite
+from tacit.penalty._modes import overrides_functions
 from tacit.penalty._rectify import Rectify
+from tacit.penalty._second_derivatives import Replacing
 from tacit.penalty._sites import Site
 
 
@@ -31,7 +34,8 @@ class Capture(TorchFunctionMode):
     It works on functions, not modules, so a weight used through `F.linear` or `x @ W` counts like an `nn.Linear`. A
     tracked parameter in any other operation is listed in `used_otherwise`: its gradient is not known by factors.
     Checkpointed blocks (saved-tensor hooks) and `torch.func` transforms run as they are: the first would recompute a
-    site without its capture, the second do not take such functions.
+    site without its capture, the second do not take such functions. So does everything under a mode of the user's, and
+    what subclasses of Tensor compute by a `__torch_function__` of their own: a site would hide the function from them.
     """
 
     def __init__(self, tracked: Iterable[Tensor]) -> None:
@@ -42,6 +46,7 @@ class Capture(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.open = False
         self.used_otherwise: set[int] = set()
+        self.other_modes = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,10 +58,11 @@ class Capture(TorchFunctionMode):
             made = self.rectify(*args, **kwargs)
             if made is not None:
                 return made
-        touched = [self._parameter(tensor) for tensor in tensors_in((args, kwargs)) if self._is_tracked(tensor)]
+        tensors = list(tensors_in((args, kwargs)))
+        touched = [self._parameter(tensor) for tensor in tensors if self._is_tracked(tensor)]
         if not touched:
             return func(*args, **kwargs)
-        if seen:
+        if seen and not any(overrides_functions(tensor) for tensor in tensors):
             made = self._site(func, args, kwargs)
             if made is not None:
                 return made
@@ -68,10 +74,12 @@ class Capture(TorchFunctionMode):
 
     def must_run_as_it_is(self) -> bool:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        return hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
+        return self.other_modes or hooks is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
     def rectify(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
+            return None
+        if overrides_functions(input):
             return None
         return Rectify.apply(input)
 
@@ -84,6 +92,8 @@ class Capture(TorchFunctionMode):
 
     def __enter__(self) -> Capture:
         self.open = True
+        modes = torch.overrides._get_current_function_mode_stack()
+        self.other_modes = not all(isinstance(mode, _HARMLESS) for mode in modes)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -155,6 +165,7 @@ class Capture(TorchFunctionMode):
         return outputs
 
 
+_HARMLESS = (Capture, Replacing, DeviceContext)  # the last is torch.set_default_device: it handles factories only
 _LARGE = 2**16  # below it the two saved passes over memory cost less than the extra Python calls
 _RECTIFIERS = {F.relu, torch.relu, Tensor.relu}
 

@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_map
 
 from tacit.penalty._capture import Capture
-from tacit.penalty._modes import modes_on
+from tacit.penalty._modes import modes_on, overrides_functions
 from tacit.penalty._rectify import Rectify
 from tacit.penalty._sites import Site
 
@@ -66,10 +66,12 @@ class MicroBatchCapture(Capture):
             raise NotInOnePassError("the model uses checkpointing or saved-tensor hooks")
         if _functorch.maybe_current_level() != self.level:
             raise NotInOnePassError("the closure uses torch.func")
+        if self.other_modes:
+            raise NotInOnePassError("a torch function mode is active around the step")
         return False
 
     def rectify(self, input: Tensor, inplace: bool = False) -> Tensor | None:
-        if inplace or not isinstance(input, Tensor) or not input.requires_grad:
+        if inplace or not isinstance(input, Tensor) or not input.requires_grad or overrides_functions(input):
             return None
         whole = self._whole(input)
         with temporarily_clear_interpreter_stack():

@@ -9,23 +9,53 @@ exact methods, but for closures and backward passes, and off again in our own fu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def modes_off() -> Any:
+class _Found(threading.local):
+    """How torch functions were handled where this thread entered `modes_off` first; None outside of it."""
+
+    restore: Callable[[], Any] | None = None
+
+
+_found = _Found()
+
+
+@contextmanager
+def modes_off() -> Iterator[None]:
     """Inside, no mode and no subclass of Tensor sees a torch function."""
-    return torch._C.DisableTorchFunction()
+    before = _found.restore
+    if before is None:
+        enabled, disabled = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+        kept = torch._C.DisableTorchFunction if disabled else torch._C.DisableTorchFunctionSubclass
+        _found.restore = torch._C._EnableTorchFunction if enabled else kept
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _found.restore = before
 
 
-def modes_on() -> Any:
-    """Inside, they do again: around every call of a closure and every backward pass."""
-    return torch._C._EnableTorchFunction()
+def modes_on() -> AbstractContextManager[Any]:
+    """Inside, they do as before `modes_off`: around every call of a closure and every backward pass."""
+    return nullcontext() if _found.restore is None else _found.restore()
+
+
+def overrides_functions(tensor: Tensor) -> bool:
+    """Whether the tensor's class has a `__torch_function__` of its own, which may compute anything."""
+    handler = type(tensor).__torch_function__
+    if handler is torch._C._disabled_torch_function_impl:
+        return False
+    return getattr(handler, "__func__", handler) is not Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 def without_modes(function: Callable[P, T]) -> Callable[P, T]:
@@ -33,7 +63,7 @@ def without_modes(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with modes_off():
+        with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
     return run

@@ -58,12 +58,12 @@ def twice_differentiable(attention: str, notice: AttentionNotice) -> Iterator[No
     with ExitStack() as stack:
         if attention == "math":
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_Replacing(notice.give if attention == "math" else None))
+        stack.enter_context(Replacing(notice.give if attention == "math" else None))
         stack.enter_context(modes_off())
         yield
 
 
-class _Replacing(TorchFunctionMode):
+class Replacing(TorchFunctionMode):
     def __init__(self, on_attention: Callable[[], None] | None) -> None:
         super().__init__()
         self.on_attention = on_attention
@@ -104,11 +104,12 @@ class _Replacing(TorchFunctionMode):
         return tuple(self._edge(each) if isinstance(each, Tensor) else each for each in tensors)
 
     def _edge(self, tensor: Tensor) -> GradientEdge:
-        if not tensor.is_leaf:
-            return get_gradient_edge(tensor)
-        if tensor not in self.edges:
-            self.edges[tensor] = get_gradient_edge(tensor)
-        return self.edges[tensor]
+        with modes_off():  # a subclass of Tensor would make a view of itself here, with an edge of its own
+            if not tensor.is_leaf:
+                return get_gradient_edge(tensor)
+            if tensor not in self.edges:
+                self.edges[tensor] = get_gradient_edge(tensor)
+            return self.edges[tensor]
 
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

@@ -8,6 +8,10 @@ forward derivatives. The gradient comes out a second time on the way and is comp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
@@ -34,7 +38,9 @@ class _Closed(nn.Module):
 
 def backward(task: Task) -> Outcome:
     """Exact; one plain gradient and one forward-mode derivative of it."""
-    views = Views(task)
+    with _looking_for_padding(task.model) as padded:
+        views = Views(task)
+    _refuse_tied_padding(views, padded)
     names = {id(parameter): name for name, parameter in task.model.named_parameters()}
     outside = [tuple(leaf.shape) for leaf in views.leaves if id(leaf) not in names]
     if outside:
@@ -56,6 +62,39 @@ def backward(task: Task) -> Outcome:
     part = views.part(mean)
     views.finish(mean)
     return Outcome(views.loss(), norm, part=part)
+
+
+@contextmanager
+def _looking_for_padding(model: nn.Module) -> Iterator[set[nn.Embedding]]:
+    """The embeddings of the model that meet their own padding index inside."""
+    found: set[nn.Embedding] = set()
+
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        assert isinstance(module, nn.Embedding)
+        if args and isinstance(args[0], Tensor) and bool(args[0].eq(module.padding_idx or 0).any()):
+            found.add(module)
+
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    handles = [each.register_forward_pre_hook(look) for each in embeddings if each.padding_idx is not None]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse_tied_padding(views: Views, padded: set[nn.Embedding]) -> None:
+    """An embedding has no gradient at its padding index, so ∇Ĉ is not the gradient of Ĉ there, and its Jacobian is not
+    symmetric: (∇∇Ĉ)ᵀ∇Ĉ, which is wanted, differs from the (∇∇Ĉ)∇Ĉ of forward mode where that row moves.
+    """
+    for module in padded:
+        for direction in views.directions:
+            for parameter, part in zip(views.reached, direction, strict=True):
+                if parameter is module.weight and bool((part[module.padding_idx] != 0).any()):
+                    raise InputError(
+                        "an embedding with padding_idx shares its weight with a layer, and the batch has padding; "
+                        "forward mode gives another gradient there. Use method='double_backward'."
+                    )
 
 
 def _directional_derivative(
