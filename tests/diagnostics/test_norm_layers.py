@@ -219,6 +219,23 @@ def test_a_window_that_is_open_survives_saving_and_loading() -> None:
     assert len(rows[0]) == 1
 
 
+def test_a_scaled_loss_scales_both_moments_and_leaves_the_noise_scale() -> None:
+    """GradScaler multiplies the loss; unscaling `.grad` afterwards does not reach what the hooks read."""
+    found = []
+    for scale in (1.0, 1024.0):
+        model, (inputs, targets) = made("layer norm"), batch(32)
+        recorder = tacit.Recorder(model, batch_size=8, train_size=32, every=100, window=4, layers="norms")
+        for x, y in zip(inputs.split(8), targets.split(8), strict=True):
+            model.zero_grad()
+            (scale * F.cross_entropy(model(x), y)).backward()
+            for parameter in model.parameters():
+                parameter.grad /= scale
+            recorder.after_backward()
+        found.append(recorder.rows[0])
+    for key, factor in (("gradient_covariance_trace", 1024**2), ("noise_scale", 1), ("noise_scale_low", 1)):
+        assert found[1][key] == pytest.approx(factor * found[0][key], rel=1e-9)
+
+
 def stored_and_loaded(model: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(model, file)

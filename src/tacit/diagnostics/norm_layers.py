@@ -6,8 +6,12 @@ A norm layer computes z = n(x) ∘ w + b. With D = ∂Ĉ/∂z of a minibatch of 
 
 so one product and one sum per layer, of B x features numbers, where other layers need a product of matrices (nanoGNS,
 Gray et al., arXiv 2411.00999). Each single step then has an unbiased estimate of ‖∇C‖² and of the variance V of these
-parameters' gradients, as in `estimates`. Their ratio is not the noise scale of all parameters, but follows it in a
-transformer: 0.6 to 1.4 times it while it goes from 24 to 300 (`benchmarks/norm_layers.py`).
+parameters' gradients, as in `estimates`. Their ratio is not the noise scale of all parameters. It was 0.6 to 1.4 times
+that in a small transformer that classifies signals (`benchmarks/norm_layers.py`), and 0.2 to 0.7 times that in one of
+the same size with a loss for every token.
+
+The loss counts as it was given to `backward`. With c times the loss (torch's GradScaler, also where `.grad` was
+unscaled since) ‖∇C‖² and V are c² times as large, and their ratio is the same.
 """
 
 from __future__ import annotations
