@@ -75,9 +75,9 @@ def _entry(
     if len(rows) < 2:
         return entry
     entry["equal_updates"] = interval(np.array([row["test"][-1] for row in rows]))
-    entry["equal_epochs"] = interval(np.array([_at(row, row["updates"][-1] / factor) for row in rows]))
+    entry["equal_epochs"] = _mean_at(rows, 1 / factor)
     if cost is not None:
-        entry["equal_time"] = interval(np.array([_at(row, row["updates"][-1] / max(1.0, cost)) for row in rows]))
+        entry["equal_time"] = _mean_at(rows, 1 / max(1.0, cost))
     small, same, own = (_final(by_arm[name], seeds) for name in ("small", "same", arm))
     entry["minus_same"] = interval(own - same)
     if arm not in ("small", "same"):
@@ -103,9 +103,18 @@ def _kept_gain(by_arm: dict[str, Any], arm: str, seeds: list[int]) -> dict[str, 
     return {"kept": float((own - same).mean() / (whole - same).mean()), "kept_verdict": kept}
 
 
-def _at(row: dict[str, Any], update: float) -> float:
-    """The test accuracy at the last evaluation up to this update."""
-    return row["test"][max(0, sum(at <= update + 1e-9 for at in row["updates"]) - 1)]
+def accuracy_at(row: dict[str, Any], update: float) -> float | None:
+    """The test accuracy at this update, linear between evaluations; None before the first one."""
+    updates = row["updates"]
+    if update < updates[0] - 1e-9:
+        return None
+    return float(np.interp(update, updates, row["test"]))
+
+
+def _mean_at(rows: Rows, share: float) -> list[float] | None:
+    """The interval over runs at this share of their updates; None before the first evaluation."""
+    found = [accuracy_at(row, share * row["updates"][-1]) for row in rows]
+    return None if None in found else interval(np.array(found))
 
 
 def _verdict(found: list[float], claim: str) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def large_batch() -> str:
         ]
         for arm, words in LARGE_BATCH_ARMS.items():
             if arm in found["arms"]:
-                parts.append(_large_batch_row(words, found["arms"][arm]))
+                parts.append(_large_batch_row(_way(words, found), found["arms"][arm]))
         parts.append("")
     return "\n".join(parts).rstrip()
 
@@ -231,10 +231,16 @@ def _large_batch() -> dict[str, Any]:
     return {name: found for name, found in json.loads(LARGE_BATCH.read_text()).items() if name != "provenance"}
 
 
+def _way(words: str, found: dict[str, Any]) -> str:
+    """Where no strength is advised (AdamW), the rows of cheaper settings have the searched one."""
+    return words if "advised" in found["arms"] else words.replace("advised strength", "searched strength")
+
+
 def _large_batch_row(words: str, entry: dict[str, Any]) -> str:
     amount = entry["strength"] or entry["radius"] or 0
     cells = [words, str(entry["batch_size"]), f"{entry['learning_rate']:.4g}", f"{amount:.3g}"]
-    cells += [_percent(entry[key]) if key in entry else "" for key in ("equal_updates", "equal_epochs", "equal_time")]
+    times = [entry.get(key) for key in ("equal_updates", "equal_epochs", "equal_time")]
+    cells += ["" if found is None else _percent(found) for found in times]
     cells.append("" if entry["price"] is None else f"{entry['price']:.2f}")
     verdict = entry.get("verdict")
     share = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""

@@ -1,0 +1,36 @@
+"""The tables of `benchmarks/advice.py`: accuracies between evaluations, and what is not known before the first one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def advice_table(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield __import__("advice_table")
+    for name in ("advice_table", "large_batch_tasks"):
+        sys.modules.pop(name)
+
+
+def test_accuracies_are_linear_between_evaluations_and_unknown_before_the_first(advice_table: Any) -> None:
+    row = {"updates": [100, 200, 300], "test": [0.2, 0.4, 0.3]}
+    assert advice_table.accuracy_at(row, 50) is None
+    assert advice_table.accuracy_at(row, 100) == 0.2
+    assert advice_table.accuracy_at(row, 150) == pytest.approx(0.3, rel=1e-12)
+    assert advice_table.accuracy_at(row, 275) == pytest.approx(0.325, rel=1e-12)
+    assert advice_table.accuracy_at(row, 300) == 0.3
+
+
+def test_where_nothing_is_advised_a_rarer_penalty_is_called_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    lines = __import__("readme_tables").large_batch().split("**mnist1d, adamw**")[1].split("**")[0]
+    sys.modules.pop("readme_tables")
+    assert "| searched strength, every 4th step |" in lines
+    assert "advised strength" not in lines
