@@ -205,25 +205,32 @@ def large_batch() -> str:
 
 
 def large_batch_lines() -> str:
-    """One line per task and way: what each does with the same number of updates, and what a step costs."""
+    """One line per task, a column per way: what each does with the same number of updates, and what a step costs."""
+    ways = {"small": "small batch", "same": "same rate", "scaled": "rate scaled with B", "advised": "advised strength",
+            "sam": "SAM, tuned"}  # fmt: skip
     lines = [
-        "| task | way | B | updates | epochs | price of a step | test accuracy, % |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| task | updates | epochs | {' | '.join(ways.values())} |",
+        f"|{' --- |' * (3 + len(ways))}",
     ]
     for name, found in _large_batch().items():
-        ways = ["small", "same", "advised" if "advised" in found["arms"] else "searched", "sam"]
+        arms = dict(found["arms"])
+        small, large = arms["small"], arms["same"]
+        cells = [
+            f"{name}, B {small['batch_size']} → {large['batch_size']}",
+            f"{large['updates']:,}",
+            f"{small['epochs']:.0f} → {large['epochs']:.0f}",
+        ]
         for way in ways:
-            entry = found["arms"].get(way)
-            if entry is None:
-                continue
-            price = "" if entry["price"] is None else f"{entry['price']:.2f}"
-            facts = [f"{entry['batch_size']}", f"{entry['updates']:,}", f"{entry['epochs']:,.0f}", price]
-            lines.append(_row([name, LARGE_BATCH_ARMS[way], *facts, _accuracy(entry)]))
+            entry = arms.get("searched") if way == "advised" and way not in arms else arms.get(way)
+            price = "" if entry is None or way == "small" or entry["price"] is None else f" ({entry['price']:.1f})"
+            searched = " searched" if way == "advised" and way not in arms else ""
+            cells.append("" if entry is None else f"{_accuracy(entry)}{searched}{price}")
+        lines.append(_row(cells))
     return "\n".join(lines)
 
 
 def _accuracy(entry: dict[str, Any]) -> str:
-    lost = f" ({entry['diverged']} of {entry['seeds']} diverge)" if entry["diverged"] else ""
+    lost = f", {entry['diverged']} of {entry['seeds']} diverge" if entry["diverged"] else ""
     return f"{100 * entry['equal_updates'][0]:.1f}{lost}"
 
 
