@@ -15,7 +15,11 @@ LARGE_BATCH = ROOT / "benchmarks" / "results" / "large_batch.json"
 EDGE = ROOT / "benchmarks" / "results" / "edge.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 RESULTS = ROOT / "docs" / "results"
-IMAGES = {"cifar10-small": "CIFAR-10", "fashion-mnist-small": "Fashion-MNIST"}
+IMAGES = {
+    "cifar10-small": "CIFAR-10, 1,024 images",
+    "cifar10": "CIFAR-10, 4,096 images",
+    "fashion-mnist-small": "Fashion-MNIST",
+}
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
 EXACT = COLUMNS[:4]
 # Products per linear layer, and whether the gradient is exact.
