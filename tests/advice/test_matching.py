@@ -314,6 +314,14 @@ def test_numpy_s_numbers_are_as_good_as_others() -> None:
     assert json.loads(advice.to_json())["new_batch_size"] == 256
 
 
+@pytest.mark.parametrize("other", [{"every": 4}, {"micro_batch_size": 64}])
+def test_a_penalty_with_settings_that_the_advice_does_not_know_is_refused(other: dict[str, int]) -> None:
+    advice = tacit.match(seen(3.0, 500.0), **MOVE)
+    with pytest.raises(tacit.InputError, match=r"use tacit\.match\(…, "):
+        advice.penalty(nn.Linear(2, 2), **other)
+    assert advice.penalty(nn.Linear(2, 2), every=1, micro_batch_size=16).micro_batch_size == 16
+
+
 def test_an_advice_that_is_not_decided_makes_no_penalty() -> None:
     undecided = replace(tacit.match(seen(3.0, 500.0), **MOVE), decided=False, notes=("can't tell",))
     with pytest.raises(tacit.InputError, match="no strength yet: can't tell"):

@@ -67,10 +67,20 @@ class Advice:
     alternatives: tuple[Alternative, ...] = field(repr=False, default=())
 
     def penalty(self, model: nn.Module, **options: Any) -> GradientPenalty:
-        """`tacit.GradientPenalty` with the advised strength and micro-batches; `options` are its other arguments."""
+        """`tacit.GradientPenalty` with the advised strength and micro-batches; `options` are its other arguments.
+
+        Other micro-batches or another `every` are refused: λ and its edge depend on both, so `match` has to know them.
+        """
         self._require_decision()
         assert self.strength is not None
-        options = {"micro_batch_size": self.micro_batch_size, "every": self.every, **options}
+        advised = {"micro_batch_size": self.micro_batch_size, "every": self.every}
+        for name, value in advised.items():
+            if options.get(name, value) != value:
+                raise InputError(
+                    f"{name}={options[name]!r}, but this λ was advised for {name}={value}; "
+                    f"use tacit.match(…, {name}={options[name]!r}).penalty(model)."
+                )
+        options = {**advised, **options}
         if options["every"] == 1:
             del options["every"]  # `probability` may be among the options
         return GradientPenalty(model, max(0.0, self.strength.value), **options)
