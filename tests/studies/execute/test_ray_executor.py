@@ -57,7 +57,9 @@ learning_rate = [0.05, 0.2, 1e5]
 strength = [0.0, 0.05]
 seed = [0, 1]
 """
-CHECKPOINT_SECONDS = 0.05
+# A checkpoint at every pause, 96 in a fleet. A worker whose messages are not read waits after UNREAD of them, so one
+# that is struck at its first checkpoint cannot have sent its rows, however fast it is and however slow this process.
+CHECKPOINT_SECONDS = 0.0
 
 
 @pytest.fixture(scope="module")
@@ -192,18 +194,19 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_fleet_that_loses_three_workers_is_failed_and_the_other_is_done(
-    study: Study, straight: dict[str, bytes], executor: RayExecutor, tmp_path: Path
+def test_a_fleet_that_loses_the_last_worker_it_may_lose_is_failed_and_the_other_is_done(
+    study: Study, straight: dict[str, bytes], cluster: Any, tmp_path: Path
 ) -> None:
     victim, other = pack(study.runs)
-    saboteur = Saboteur(executor, kill_process, times=3)
-    saboteur.wanted = lambda worker: worker.task.fleet.id == victim.id
-    with pytest.raises(FleetsFailedError, match=victim.id):
-        runner.run(study, tmp_path, executor=executor, watcher=saboteur, checkpoint_seconds=CHECKPOINT_SECONDS)
+    with RayExecutor(2, address=cluster.address, attempts=1) as executor:
+        saboteur = Saboteur(executor, kill_process)
+        saboteur.wanted = lambda worker: worker.task.fleet.id == victim.id
+        with pytest.raises(FleetsFailedError, match=victim.id):
+            runner.run(study, tmp_path, executor=executor, watcher=saboteur, checkpoint_seconds=CHECKPOINT_SECONDS)
     assert rows_on_disk(tmp_path) == {other.id: straight[other.id]}
     failure = ResultsFolder(tmp_path).failure(victim.id)
     assert failure is not None
-    assert failure["attempts"] == 3
+    assert failure["attempts"] == 1
 
 
 # -- as it is typed -----------------------------------------------------------------------------------------------
