@@ -136,6 +136,20 @@ def verdicts_on_images() -> str:
     return "\n".join(lines)
 
 
+def costs_on_images() -> str:
+    """What each figure on real images rests on, and what it cost."""
+    lines = [
+        "| data | figure | training images | length | seeds | runs | core-hours |",
+        "| --- | --- | ---: | --- | --- | ---: | ---: |",
+    ]
+    for folder, title in IMAGES.items():
+        for figure in _figures(folder):
+            cut = {name: here for name, (here, _) in figure["not_as_in_the_paper"].items()}
+            cells = [cut["training examples N"], cut["length"], cut["runs per point"], str(figure["runs"])]
+            lines.append(_row([title, figure["figure"], *cells, f"{figure['core_minutes'] / 60:.2f}"]))
+    return "\n".join(lines)
+
+
 def _figures(folder: str, regime: str = "figures") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((RESULTS / folder / "results.json").read_text())[regime]
     return found
@@ -324,6 +338,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "verdicts": verdicts,
         "interpolating": lambda: verdicts("beside"),
         "images": verdicts_on_images,
+        "image-costs": costs_on_images,
     },
     "docs/choosing-a-method.md": {"methods": methods, "costs": costs},
     "docs/diagnostics.md": {

@@ -18,6 +18,7 @@ from worlds import paper_world
 from tacit._errors import InputError, TacitError
 from tacit.cli import app
 from tacit.report import Report, build_report, read_parts, render, write_page
+from tacit.report.build import training_seconds
 from tacit.report.export import export
 from tacit.report.page import answer
 from tacit.studies.describe.library import library
@@ -366,3 +367,17 @@ def test_points_of_one_figure_are_means_of_equally_many_runs(make_world: Maker) 
     points = [point for panel in figure.panels for curve in panel.curves for point in curve.points]
     assert {len(point.runs) for point in points} == {3}
     assert " 12 runs of seeds that not every study of this figure has are left out" in figure.caption
+
+
+def test_captions_of_one_seed_say_seed(report: Report) -> None:
+    parts = [replace(part, rows=[row for row in part.rows if row["spec"]["seed"] == 80]) for part in report.parts]
+    (figure,) = build_report(parts, only=["2a"]).figures
+    assert "1 seed per point" in figure.caption
+
+
+def test_a_figure_costs_its_part_of_the_time_of_its_fleets(report: Report) -> None:
+    """Two of the four runs of a fleet that took 60 seconds cost 30."""
+    rows = [{"fleet": "a"}, {"fleet": "a"}, {"fleet": "b"}]
+    metas = [{"fleet": "a", "runs": 4, "seconds": 60.0}, {"fleet": "b", "runs": 1, "seconds": 7.0}] * 2
+    assert training_seconds(rows, metas) == 37.0
+    assert all(figure.seconds > 0 for figure in report.figures)

@@ -83,9 +83,11 @@ def make_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                         for run in fleet.runs
                     ]
                     for row in rows:
+                        row["fleet"] = fleet.id
                         if change:
                             change(row)
-                    meta = {"seconds": 1.5, "versions": {"python": "3.11", "tacit": "0"}, "commit": "abc",
+                    meta = {"fleet": fleet.id, "runs": len(fleet.runs), "seconds": 1.5,
+                            "versions": {"python": "3.11", "tacit": "0"}, "commit": "abc",
                             "machine": {"processor": "a processor", "architecture": "x", "cores": 2}}  # fmt: skip
                     folder.write_rows(fleet.id, rows, meta=meta)
         return root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,18 @@ def _build(id: str, parts: Sequence[Part], regime: str) -> FigureResult:
         caption=caption(source, drawing, drawn) + note,
         runs=len(drawn),
         diverged=sum(row["status"] != "finished" for row in drawn),
+        seconds=training_seconds(drawn, [meta for part in parts for meta in part.metas]),
         settings=compared(figure, rows, options=options),
         paper=figure.paper,
         regime=regime,
     )
+
+
+def training_seconds(rows: Sequence[Row], metas: Sequence[Mapping[str, Any]]) -> float:
+    """How long these runs took on one core each: a run's part of its fleet's time. The runs of a fleet are alike."""
+    known = [meta for meta in metas if meta.get("seconds") and meta.get("runs")]
+    each = {meta["fleet"]: meta["seconds"] / meta["runs"] for meta in known}
+    return float(sum(each.get(row["fleet"], 0.0) for row in rows))
 
 
 def _verdict(figure: Figure, seen: str, criteria: tuple[Any, ...]) -> Verdict | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tacit._counted import counted
 from tacit.report.figure import Drawing, Source
 from tacit.report.layout import Layout
 from tacit.report.points import by_point
@@ -52,7 +53,7 @@ def seed_counts(rows: Sequence[Row]) -> list[int]:
 def seeds_text(rows: Sequence[Row]) -> str:
     """How many seeds a point has: a range when points differ, as in unfinished studies."""
     fewest, most = min(seed_counts(rows)), max(seed_counts(rows))
-    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    return counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
 
 
 def protocol_text(rows: Sequence[Row]) -> str:

@@ -81,6 +81,7 @@ def figure_json(figure: FigureResult) -> dict[str, Any]:
         "caption": figure.caption,
         "runs": figure.runs,
         "diverged": figure.diverged,
+        "core_minutes": round(figure.seconds / 60, 1),
         "not_as_in_the_paper": {each.name: [each.here, each.paper] for each in figure.settings if each.differs},
         "verdict": None if verdict is None else {
             "claim": verdict.claim, "seen": verdict.seen, "number": _triple(verdict.number),

@@ -102,7 +102,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """One figure made of rows. `verdict` is None without a claim; `regime` says whether its runs were augmented."""
+    """One figure made of rows. `verdict` is None without a claim; `regime` says whether its runs were augmented;
+    `seconds` is how long its runs took, each on one core, summed.
+    """
 
     id: str
     title: str
@@ -111,6 +113,7 @@ class FigureResult:
     caption: str
     runs: int
     diverged: int
+    seconds: float = 0.0
     settings: tuple[Setting, ...] = ()  # of its runs, beside the paper's
     paper: str = ""
     regime: str = ""
