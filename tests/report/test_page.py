@@ -24,6 +24,7 @@ from tacit.report.page import answer
 from tacit.studies.describe.library import library
 
 Maker = Callable[..., Path]
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,18 @@ def test_the_answer_has_means_of_all_runs_where_the_picture_has_the_best(make_wo
     numbers = re.findall(r"\d\d\.\d(?=.%)", answer(found))
     assert len(numbers) == 3
     assert all(number in verdict.seen for number in numbers)  # which the statistics print
+
+
+@pytest.mark.parametrize(
+    "folder,words",
+    [
+        ("mnist1d", r"^Partly: the best penalty .* It gives 61 % of .* does not count as similar \(figure 6a\)\.$"),
+        ("fashion-mnist-small", r"^The best penalty gives 115 % of the .* counts as similar \(figure 6a\)\.$"),
+    ],
+)
+def test_the_answer_says_how_much_of_the_gain_a_penalty_gives(folder: str, words: str) -> None:
+    found = build_report(read_parts([RESULTS / folder]))
+    assert re.search(words, answer(found))
 
 
 def test_every_figure_is_drawn_with_its_runs(report: Report, page: str) -> None:

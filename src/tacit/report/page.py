@@ -24,6 +24,7 @@ from tacit.report.verdict import OUTCOMES, Outcome
 from tacit.studies.describe.spec import canonical
 
 HERO = "1b"  # the figure that the paper's question is answered by
+GAIN = "6a"  # and the one that says how much of the gain a penalty gives
 QUESTION = "Does a large learning rate work like an explicit penalty on gradients?"
 FEW_SEEDS = 3
 
@@ -95,17 +96,36 @@ def _question(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    """What figure 1b says, in one sentence with its numbers; empty without it."""
-    figure = next((figure for figure in report.figures if figure.id == HERO and figure.verdict), None)
-    if figure is None or figure.verdict is None:
-        return ""
+    """What figures 1b and 6a say, with their numbers: where the best penalty lies, and how much it gives."""
+    place, gain = (_judged(report, id) for id in (HERO, GAIN))
+    words = []
+    if place:
+        partly = gain is not None and gain.verdict is not None and gain.verdict.outcome == "disagrees"
+        words.append(_answer_by_place(place, yes="Partly" if partly else "Yes"))
+    if gain and gain.verdict and math.isfinite(gain.verdict.number.value):
+        share = f"{100 * gain.verdict.number.value:.0f} % of the learning rate’s gain in test accuracy"
+        means = {
+            "agrees": ", which counts as similar",
+            "disagrees": ", which does not count as similar",
+            "undecided": ", which does not decide whether they are similar",
+        }[gain.verdict.outcome]
+        words.append(f"{'It' if place else 'The best penalty'} gives {share}{means} (figure {GAIN}).")
+    return " ".join(words)
+
+
+def _judged(report: Report, id: str) -> FigureResult | None:
+    return next((figure for figure in report.figures if figure.id == id and figure.verdict), None)
+
+
+def _answer_by_place(figure: FigureResult, *, yes: str) -> str:
+    assert figure.verdict is not None
     rates, strengths, base = figure.panels[0].curves
     rate, strength = _highest(rates.points), _highest(strengths.points)
     start = {
-        "agrees": "Yes: the best penalty and the best learning rate coincide within a factor of two",
+        "agrees": f"{yes}: the best penalty and the best learning rate coincide within a factor of two",
         "disagrees": "Not at the same place: the best penalty and the best learning rate lie more than a factor of two "
         "apart",
-        "undecided": "These runs do not decide it",
+        "undecided": "These runs do not decide whether the best penalty and the best learning rate coincide",
     }[figure.verdict.outcome]
     return (
         f"{start}. The penalty λ = {power(strength.x)} reaches {percent(strength.mean.value)} test accuracy, the "
