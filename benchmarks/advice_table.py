@@ -19,8 +19,8 @@ from tacit._random import generator
 from tacit.studies.train.models import mlp
 
 Rows = list[dict[str, Any]]
-WON_BACK, TAKEN, KEPT = 0.9, 0.003, 0.8
-FACTS = ("batch_size", "micro_batch_size", "learning_rate", "strength", "radius", "every")
+WON_BACK, TAKEN, KEPT, FALLEN = 0.9, 0.003, 0.8, 0.1
+FACTS = ("batch_size", "micro_batch_size", "learning_rate", "strength", "radius", "every", "largest_ratio")
 
 
 def interval(values: np.ndarray) -> list[float]:
@@ -46,7 +46,9 @@ def table(rows: Rows) -> dict[str, Any]:
         found = [
             row for row in rows if row["kind"] == "prices" and (row["task"], row["optimizer"]) == (task, optimizer)
         ]
-        costs = found[-1]["times_plain"] if found else {}
+        costs = dict(found[-1]["times_plain"]) if found else {}
+        if "advised" in costs:
+            costs.setdefault("limited", costs["advised"])  # the same step with another number for λ
         made[f"{task}, {optimizer}"] = {
             "seeds": seeds,
             "lost": interval(_final(by_arm["small"], seeds) - _final(by_arm["same"], seeds)),
@@ -68,6 +70,7 @@ def _entry(
     rows = [by_arm[arm][seed] for seed in seeds]
     entry: dict[str, Any] = {name: rows[0].get(name) for name in FACTS}
     entry |= {"seeds": len(rows), "updates": rows[0]["updates"][-1], "diverged": sum(row["diverged"] for row in rows)}
+    entry["lost_runs"] = sum(_is_lost(row) for row in rows)
     entry["train_accuracy"] = statistics.mean(row["train_accuracy"] for row in rows)
     entry["price"] = cost
     entry["epochs"] = entry["updates"] * entry["batch_size"] / train_size
@@ -89,6 +92,11 @@ def _entry(
             entry["verdict"] = _verdict(interval(own - same + TAKEN), "takes nothing")
         entry |= _kept_gain(by_arm, arm, seeds)
     return entry
+
+
+def _is_lost(row: dict[str, Any]) -> bool:
+    """Diverged, or at the end far below the best that the run had."""
+    return row["diverged"] or row["test"][-1] < max(row["test"]) - FALLEN
 
 
 def _kept_gain(by_arm: dict[str, Any], arm: str, seeds: list[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import tacit
 from tacit._random import generator
 from tacit.batching import epoch_batches
+from tacit.penalty._ratio_limit import RatioLimit
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers
 from tacit.studies.train.models import mlp
@@ -35,6 +36,7 @@ class Run:
     strength: float = 0.0
     radius: float = 0.0
     every: int = 1
+    largest_ratio: float | None = None  # of `tacit.GradientPenalty`: the step's own λ is at most 2r/s
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def training(task: Task, arrays: Arrays, fleet: Fleet) -> Iterator[tuple[int, La
         torch.tensor([getattr(run, name) for run in fleet.runs]).view(-1, 1, 1)
         for name in ("learning_rate", "strength", "radius")
     )
+    limits = [None if run.largest_ratio is None else RatioLimit(run.largest_ratio) for run in fleet.runs]
     step = make_optimizer(fleet, layers, rates)
     batches = Minibatches(task, arrays, fleet)
     stops = {*fleet.evaluate_at, fleet.updates // 2, fleet.updates}
@@ -70,12 +73,32 @@ def training(task: Task, arrays: Arrays, fleet: Fleet) -> Iterator[tuple[int, La
         on = update % fleet.every == 0
         if on and bool(radii.any()):
             parts = sam_gradient(layers, inputs, targets, radii)
+        elif on and bool(strengths.any()):
+            strength = held(fleet.every * strengths, limits)
+            found: list[Tensor] = []
+            parts = gradient(
+                layers, inputs, targets, strength=strength, micro=fleet.micro_batch_size, batch_sharpness=found
+            )
+            see(limits, found)
         else:
-            strength = fleet.every * strengths if on and bool(strengths.any()) else None
-            parts = gradient(layers, inputs, targets, strength=strength, micro=fleet.micro_batch_size)
+            parts = gradient(layers, inputs, targets, strength=None, micro=fleet.micro_batch_size)
         step(parts)
         if update + 1 in stops:
             yield update + 1, layers
+
+
+def held(strengths: Tensor, limits: Sequence[RatioLimit | None]) -> Tensor:
+    """Each run's strength of this step, by the package's own rule."""
+    wanted = strengths.flatten().tolist()
+    now = [given if limit is None else limit.held(given) for given, limit in zip(wanted, limits, strict=True)]
+    return torch.tensor(now).view(-1, 1, 1)
+
+
+def see(limits: Sequence[RatioLimit | None], batch_sharpness: Sequence[Tensor]) -> None:
+    (found,) = batch_sharpness
+    for limit, sharpness in zip(limits, found, strict=True):
+        if limit is not None:
+            limit.see(sharpness, lambda own: own)
 
 
 def train(
@@ -164,11 +187,19 @@ def make_optimizer(fleet: Fleet, layers: Layers, rates: Tensor) -> Callable[[lis
     return step
 
 
-def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: Tensor | None, micro: int) -> list[Tensor]:
+def gradient(
+    layers: Layers,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    strength: Tensor | None,
+    micro: int,
+    batch_sharpness: list[Tensor] | None = None,
+) -> list[Tensor]:
     """∇ of the mean over micro-batches of Ĉₖ + (λ/4)‖∇Ĉₖ‖², for all runs: weights first, then biases.
 
     The algebra of `tacit.studies.train.batched_mlp`, with the rows of the minibatch folded into micro-batches where
-    rows meet rows. `strength` has one λ per run.
+    rows meet rows. `strength` has one λ per run. `batch_sharpness` receives Σₖ⟨gₖ, Hₖ gₖ⟩/Σₖ‖gₖ‖² of each run.
     """
     runs, rows, _ = inputs.shape
 
@@ -181,9 +212,10 @@ def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: Tenso
     T: list[Tensor | None] = [None] * len(X)
     S = D
     if strength is not None:
-        half = strength / 2
+        half, A, Q = strength / 2, [], []
         for at, (x, d) in enumerate(zip(map(fold, X), map(fold, D), strict=True)):
             moved = (torch.bmm(torch.bmm(x, x.mT), d) + d.sum(1, keepdim=True)).reshape(runs, rows, -1)
+            A.append(moved)
             if at > 0:
                 moved = torch.baddbmm(moved, T[at], layers.weights[at])
             if at + 1 < len(X):
@@ -194,7 +226,14 @@ def gradient(layers: Layers, inputs: Tensor, targets: Tensor, *, strength: Tenso
         for at in range(len(X) - 1, 0, -1):
             x, d = fold(X[at]), fold(D[at])
             s = half * torch.bmm(torch.bmm(d, d.mT), x).reshape(runs, rows, -1)
+            Q.insert(0, s)
             S.insert(0, _where_active(torch.baddbmm(s, S[0], layers.weights[at].mT), X[at]))
+        if batch_sharpness is not None:
+            # gₖ = XᵀD and (λ/2) Hₖ gₖ = Xᵀ(S − D) + (λ/2) TᵀD, A = X Xᵀ D and Q = (λ/2) D Dᵀ X within micro-batches.
+            norms = sum((a * d).sum((1, 2)) for a, d in zip(A, D, strict=True))
+            along = sum((a * (s - d)).sum((1, 2)) for a, s, d in zip(A, S, D, strict=True))
+            along = along + sum((q * t).sum((1, 2)) for q, t in zip(Q, T[1:], strict=True))
+            batch_sharpness.append(along / half.flatten() / norms)
     weights = [torch.bmm(x.mT, s) for x, s in zip(X, S, strict=True)]
     for at, (t, d) in enumerate(zip(T, D, strict=True)):
         if t is not None:
@@ -271,6 +310,27 @@ def difference_from_package(task: Task, arrays: Arrays, *, strength: float, micr
     linear = [module for module in model if isinstance(module, nn.Linear)]
     expected = [*[layer.weight.grad.T for layer in linear], *[layer.bias.grad[None] for layer in linear]]
     return max(float((a[0] - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+def strengths_from_package(task: Task, arrays: Arrays, run: Run, *, micro: int, steps: int = 4) -> float:
+    """The largest relative difference between the strengths of a limited run here and in the package, step by step."""
+    fleet = Fleet((run,), task.new_batch_size, micro, steps)
+    batches, layers = Minibatches(task, arrays, fleet), batched_mlp.initialise(task.sizes, [run.seed])
+    model = as_model(task, layers)
+    penalty = tacit.GradientPenalty(model, run.strength, micro_batch_size=micro, largest_ratio=run.largest_ratio)
+    limits, apart = [RatioLimit(run.largest_ratio or 1.0)], 0.0
+    move = make_optimizer(fleet, layers, torch.full((1, 1, 1), run.learning_rate))
+    for update in range(steps):
+        inputs, targets = batches(update)
+        strength, found = held(torch.full((1, 1, 1), run.strength), limits), []
+        parts = gradient(layers, inputs, targets, strength=strength, micro=micro, batch_sharpness=found)
+        see(limits, found)
+        penalty.backward(lambda x, y: cross_entropy(model(x), y), inputs[0], targets[0].argmax(1))
+        apart = max(apart, abs(float(strength) / penalty.last.strength - 1))
+        model.zero_grad()
+        move(parts)
+        model.load_state_dict(as_model(task, layers).state_dict())
+    return apart
 
 
 def evenly(updates: int, count: int) -> tuple[int, ...]:

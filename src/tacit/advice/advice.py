@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+LARGEST_RATIO = 1.0  # of the penalty's part of a step to the plain part: where the first order ends, λh/2 = 1
+
 
 @dataclass(frozen=True)
 class Line:
@@ -69,6 +71,10 @@ class Advice:
     def penalty(self, model: nn.Module, **options: Any) -> GradientPenalty:
         """`tacit.GradientPenalty` with the advised strength and micro-batches; `options` are its other arguments.
 
+        It has `largest_ratio=1`: no step's penalty has a larger part in the gradient than the loss itself. λ* is known
+        where it was measured; a network is sharper when it is new, and sharpens later up to the edge of whatever step
+        it is trained with, where a fixed λ lost runs. `largest_ratio=None` applies λ as it is.
+
         Other micro-batches or another `every` are refused: λ and its edge depend on both, so `match` has to know them.
         """
         self._require_decision()
@@ -80,7 +86,7 @@ class Advice:
                     f"{name}={options[name]!r}, but this λ was advised for {name}={value}; "
                     f"use tacit.match(…, {name}={options[name]!r}).penalty(model)."
                 )
-        options = {**advised, **options}
+        options = {**advised, "largest_ratio": LARGEST_RATIO, **options}
         if options["every"] == 1:
             del options["every"]  # `probability` may be among the options
         return GradientPenalty(model, max(0.0, self.strength.value), **options)

@@ -140,6 +140,15 @@ class Step:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.workers.group)
         return float(found)
 
+    def largest_after(self, value: float) -> float | None:
+        """The same once the step has succeeded, after `agree`; None while gradients accumulate and no worker waits.
+
+        Workers that may have joined (`silent`) take part in DDP's reductions only, so there each keeps its own value.
+        """
+        if self.silent or not (self.replicas or self.surrounding is not None):
+            return value
+        return self.largest(value) if self.synchronises else None
+
     def deliver(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):

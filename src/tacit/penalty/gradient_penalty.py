@@ -27,6 +27,7 @@ from tacit.penalty._layers import LinearSite
 from tacit.penalty._micro_batches import MicroBatches, split
 from tacit.penalty._parameters import penalised_parameters
 from tacit.penalty._penalty_part import mean_or_none
+from tacit.penalty._ratio_limit import RatioLimit
 from tacit.penalty._refusals import translated_errors
 from tacit.penalty._replica import lengths
 from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
@@ -69,6 +70,10 @@ class GradientPenalty:
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
     - `optimizer`: with it a warning is logged, once, when batch sharpness is more than twice the edge of the penalised
       step at its rate and momentum; for torch.optim.SGD, and where `last.batch_sharpness` is at hand.
+    - `largest_ratio`: r holds each step's λ (with its weight k or 1/p) to 2r/s, s the largest batch sharpness of the
+      last few penalised steps: the penalty's part of a step stays at about r times the plain part at most, the step at
+      1 + r plain ones. `last.strength` is what was applied. The first step, before s is known, has λ/1024.
+      Needs `last.batch_sharpness`, and reads one number per step, which a GPU has to wait for. None: λ as it is.
 
     >>> model = nn.Linear(2, 1)
     >>> penalty = GradientPenalty(model, strength=2**-6)
@@ -97,6 +102,7 @@ class GradientPenalty:
         attention: str = "math",
         when_uncertain: str = "exact",
         optimizer: torch.optim.Optimizer | None = None,
+        largest_ratio: float | None = None,
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
@@ -139,6 +145,7 @@ class GradientPenalty:
         self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
         self._edge_watch = None if optimizer is None else EdgeWatch(optimizer)
+        self._ratio_limit = None if largest_ratio is None else RatioLimit(largest_ratio)
         self._source = GradientSource()
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
@@ -279,7 +286,10 @@ class GradientPenalty:
         if strength:
             self._source.holds(self.parameters.values(), f"are those of a loss with a penalty of strength {strength:g}")
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
-        return step, self._record(outcomes, strength), scale
+        loss = self._record(outcomes, strength, weight)
+        if self._ratio_limit is not None and self.last is not None and strength and weight:
+            self._ratio_limit.see(self.last.batch_sharpness, step.largest_after)
+        return step, loss, scale
 
     def _run(self, task: Task) -> Outcome:
         method = choose(self.method)
@@ -317,15 +327,36 @@ class GradientPenalty:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The step count and the state of the coin for `probability`: what a resumed run needs."""
-        return {"steps": self.steps, "coin": self._coin.get_state()}
+        """What a resumed run needs: the step count, the coin of `probability`, λ and the sharpness that limits it.
+
+        λ is None where it is a function of the step, the sharpness where there is no `largest_ratio`.
+        """
+        return {
+            "steps": self.steps,
+            "coin": self._coin.get_state(),
+            "strength": None if callable(self.strength) else float(self.strength),
+            "sharpness": None if self._ratio_limit is None else self._ratio_limit.sharpness,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Also sets the strength, as `AdaptiveStrength` may have changed it; to go on with another, set it afterwards.
+
+        A strength that is a function of the step stays, and so does one whose state was stored by version 0.1.
+        """
         self.steps = int(state["steps"])
         self._coin.set_state(state["coin"])
+        if state.get("strength") is not None and not callable(self.strength):
+            _check_strength(state["strength"])
+            self.strength = float(state["strength"])
+        if self._ratio_limit is not None:
+            self._ratio_limit.sharpness = state.get("sharpness")
 
     def _strength_now(self) -> float:
-        """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others."""
+        """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others; then held."""
+        strength = self._weighted_strength()
+        return strength if strength == 0 or self._ratio_limit is None else self._ratio_limit.held(strength)
+
+    def _weighted_strength(self) -> float:
         strength = self.strength(self.steps) if callable(self.strength) else self.strength
         _check_strength(strength)
         strength = float(strength)
@@ -334,7 +365,7 @@ class GradientPenalty:
             return strength / self.probability if heads else 0.0
         return strength * self.every if self.steps % self.every == 0 else 0.0
 
-    def _record(self, outcomes: list[Outcome], strength: float) -> Tensor:
+    def _record(self, outcomes: list[Outcome], strength: float, weight: float) -> Tensor:
         loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
         if strength == 0:
             self.last = PenaltyRecord(loss, strength, self.method)
@@ -349,7 +380,8 @@ class GradientPenalty:
                     stacklevel=4,
                 )
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
-        parts = [outcome.part for outcome in outcomes]
+        # A gradient of weight 0 does not tell its parts.
+        parts = [None if weight == 0 else outcome.part for outcome in outcomes]
         curvature = mean_or_none([None if part is None else part.curvature for part in parts])
         squares = mean_or_none([None if part is None else part.squared_norm for part in parts])
         # Of several micro-batches an exact method may have taken some: the record is that of the others.

@@ -18,7 +18,8 @@ class PenaltyRecord:
       last step that checked it.
     - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩ and `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, both over the penalised parameters;
       None where they are not at hand: two views, the global batch of several workers, and in `gram` wide weights with
-      several uses or many rows, where they would cost a product. Micro-batches in one pass have the first alone.
+      several uses or many rows, where they would cost a product, and weight 0. Micro-batches in one pass have the first
+      alone.
 
     With micro-batches all numbers but the last are means over them; that one is the root of the mean square. So
     `batch_sharpness` is Σₖ⟨gₖ, Hₖ gₖ⟩ / Σₖ‖gₖ‖², which weights each micro-batch with its ‖gₖ‖².
