@@ -89,6 +89,19 @@ def train(model: nn.Module, penalty: GradientPenalty, part: Callable[[int], tupl
         scheduler.step()
 
 
+@scenario("limited")
+def limited(rank: int, world: int) -> Result:
+    """Every worker's sharpness and strength: a step alone, two that accumulate one update, and a last one."""
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, 100.0, largest_ratio=1.0)
+    found = []
+    for step, context in enumerate((nullcontext(), ddp.no_sync(), nullcontext(), nullcontext())):
+        with context:
+            penalty.backward(loss_of(ddp, *shard(rank, world, step=step)))
+        found.append([penalty.last.strength, float(penalty.last.batch_sharpness)])
+    return {"found": torch.tensor(found, dtype=torch.float64)}
+
+
 scenario("trained", (2, 4))(trained)
 scenario("trained static_graph")(lambda rank, world: trained(rank, world, static_graph=True))
 scenario("trained find_unused_parameters")(lambda rank, world: trained(rank, world, find_unused_parameters=True))

@@ -283,6 +283,15 @@ def test_the_advice_makes_the_objects_to_train_with() -> None:
     model = nn.Linear(2, 2)
     penalty, optimizer = advice.penalty(model), advice.optimizer(model.parameters(), weight_decay=0.1)
     assert (penalty.strength, penalty.micro_batch_size) == (advice.strength.value, 16)
+    x = torch.ones(16, 2)
+    applied = []
+    for made in (penalty, advice.penalty(model, largest_ratio=None)):
+        # Curvatures far beyond those that were measured: at most as much penalty as loss, unless that is switched off.
+        for _ in range(2):
+            made.backward(lambda x: 1e6 * model(x).square().mean(), x)
+        applied.append((made.last.strength, 2 / float(made.last.batch_sharpness)))
+    assert applied[0][0] == pytest.approx(applied[0][1], rel=1e-4)  # float32, and the first step is a weak one
+    assert applied[1][0] == advice.strength.value > 100 * applied[0][0]
     group = optimizer.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 0.1)
 

@@ -20,6 +20,7 @@ from distributed_scenarios import train
 from distributed_workers import EXAMPLES, SCENARIOS, STRENGTH, batch, gradients, wide
 from tacit import GradientPenalty
 from tacit.penalty import METHODS
+from tacit.penalty._ratio_limit import FIRST, REMEMBERED
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 # In float64 the two sides differ by the order of additions: 1e-10 is a million roundings.
@@ -135,6 +136,16 @@ def test_four_workers_train_as_one_device_and_hold_the_same_bits(results: Result
     found = results.tensors("trained", 4)
     assert_same(found[0], trained_on_one_device(EXAMPLES // 4))
     assert all(torch.equal(worker[name], value) for worker in found for name, value in found[0].items())
+
+
+def test_workers_hold_the_strength_by_the_sharpest_of_them_when_they_synchronise(results: Results) -> None:
+    strengths, sharpness = torch.stack([worker["found"] for worker in results.tensors("limited")]).unbind(2)
+    assert torch.equal(strengths[0], strengths[1])
+    assert not torch.equal(sharpness[0], sharpness[1])
+    largest, held = sharpness.amax(0).tolist(), strengths[0].tolist()
+    after = [largest[0]]  # the second step is no_sync's: nobody is told its sharpness
+    after.append(max(largest[2], REMEMBERED * after[0] + (1 - REMEMBERED) * largest[2]))
+    assert held == pytest.approx([100 * FIRST, 2 / after[0], 2 / after[0], 2 / after[1]], rel=1e-6)
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -90,6 +90,24 @@ def test_probability_continues_from_its_saved_state() -> None:
     assert strengths(first, 20) == strengths(second, 20)
 
 
+def test_a_strength_that_was_changed_is_part_of_the_state() -> None:
+    model = nn.Linear(1, 1)
+    first = GradientPenalty(model, 0.3)
+    first.strength = 0.7
+    second = GradientPenalty(model, 0.3)
+    second.load_state_dict(first.state_dict())
+    assert second.strength == 0.7
+    schedule = GradientPenalty(model, lambda step: 0.1)
+    schedule.load_state_dict(first.state_dict())
+    assert callable(schedule.strength)
+    second.load_state_dict(schedule.state_dict())
+    assert second.strength == 0.7
+    older = {name: value for name, value in first.state_dict().items() if name in ("steps", "coin")}
+    third = GradientPenalty(model, 0.3)
+    third.load_state_dict(older)
+    assert third.strength == 0.3
+
+
 def test_strength_may_be_a_function_of_the_step() -> None:
     model = nn.Linear(1, 1)
     penalty = GradientPenalty(model, lambda step: 0.1 * step)

@@ -109,7 +109,7 @@ class AdaptiveStrength:
         return {"strength": self.penalty.strength, "changes": [asdict(change) for change in self.changes]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also sets the strength of the penalty: its own state does not have it."""
+        """Also sets the strength of the penalty."""
         missing = {"strength", "changes"} - set(state)
         if missing:
             raise InputError(
