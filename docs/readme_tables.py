@@ -45,7 +45,8 @@ LARGE_BATCH_ARMS = {
     "same": "same rate",
     "scaled": "scaled rate",
     "matched": "advised rate",
-    "advised": "advised strength",
+    "limited": "advised strength",
+    "advised": "advised strength, no limit",
     "searched": "searched strength",
     "every-2": "advised strength, every 2nd step",
     "every-4": "advised strength, every 4th step",
@@ -224,7 +225,7 @@ def large_batch() -> str:
 
 def large_batch_lines() -> str:
     """One line per task, a column per way: what each does with the same number of updates, and what a step costs."""
-    ways = {"small": "small batch", "same": "same rate", "scaled": "rate scaled with B", "advised": "advised strength",
+    ways = {"small": "small batch", "same": "same rate", "scaled": "rate scaled with B", "limited": "advised strength",
             "sam": "SAM, tuned"}  # fmt: skip
     lines = [
         f"| task | updates | epochs | {' | '.join(ways.values())} |",
@@ -239,9 +240,9 @@ def large_batch_lines() -> str:
             f"{small['epochs']:.0f} → {large['epochs']:.0f}",
         ]
         for way in ways:
-            entry = arms.get("searched") if way == "advised" and way not in arms else arms.get(way)
+            entry = arms.get("searched") if way == "limited" and way not in arms else arms.get(way)
             price = "" if entry is None or way == "small" or entry["price"] is None else f" ({entry['price']:.1f})"
-            searched = " searched" if way == "advised" and way not in arms else ""
+            searched = " searched" if way == "limited" and way not in arms else ""
             cells.append("" if entry is None else f"{_accuracy(entry)}{searched}{price}")
         lines.append(_row(cells))
     return "\n".join(lines)
