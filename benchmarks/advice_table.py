@@ -48,7 +48,8 @@ def table(rows: Rows) -> dict[str, Any]:
         ]
         costs = dict(found[-1]["times_plain"]) if found else {}
         if "advised" in costs:
-            costs.setdefault("limited", costs["advised"])  # the same step with another number for λ
+            for arm in ("limited", "limited-2"):  # the same step with another number for λ
+                costs.setdefault(arm, costs["advised"])
         made[f"{task}, {optimizer}"] = {
             "seeds": seeds,
             "lost": interval(_final(by_arm["small"], seeds) - _final(by_arm["same"], seeds)),
@@ -70,7 +71,7 @@ def _entry(
     rows = [by_arm[arm][seed] for seed in seeds]
     entry: dict[str, Any] = {name: rows[0].get(name) for name in FACTS}
     entry |= {"seeds": len(rows), "updates": rows[0]["updates"][-1], "diverged": sum(row["diverged"] for row in rows)}
-    entry["lost_runs"] = sum(_is_lost(row) for row in rows)
+    entry["lost_runs"] = sum(is_lost(row) for row in rows)
     entry["train_accuracy"] = statistics.mean(row["train_accuracy"] for row in rows)
     entry["price"] = cost
     entry["epochs"] = entry["updates"] * entry["batch_size"] / train_size
@@ -94,7 +95,7 @@ def _entry(
     return entry
 
 
-def _is_lost(row: dict[str, Any]) -> bool:
+def is_lost(row: dict[str, Any]) -> bool:
     """Diverged, or at the end far below the best that the run had."""
     return row["diverged"] or row["test"][-1] < max(row["test"]) - FALLEN
 

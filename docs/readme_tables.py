@@ -46,6 +46,7 @@ LARGE_BATCH_ARMS = {
     "scaled": "scaled rate",
     "matched": "advised rate",
     "limited": "advised strength",
+    "limited-2": "advised strength, 40 more seeds",
     "advised": "advised strength, no limit",
     "searched": "searched strength",
     "every-2": "advised strength, every 2nd step",

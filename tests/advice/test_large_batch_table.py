@@ -28,6 +28,16 @@ def test_accuracies_are_linear_between_evaluations_and_unknown_before_the_first(
     assert advice_table.accuracy_at(row, 300) == 0.3
 
 
+@pytest.mark.parametrize(
+    ("test", "diverged", "lost"),
+    [([0.2, 0.8, 0.75], False, False), ([0.2, 0.8, 0.69], False, True), ([0.1, 0.1, 0.1], True, True)],
+)
+def test_a_run_is_lost_that_diverged_or_ends_far_below_its_best(
+    advice_table: Any, test: list[float], diverged: bool, lost: bool
+) -> None:
+    assert advice_table.is_lost({"test": test, "diverged": diverged}) == lost
+
+
 def test_where_nothing_is_advised_a_rarer_penalty_is_called_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     lines = __import__("readme_tables").large_batch().split("**mnist1d, adamw**")[1].split("**")[0]
