@@ -50,7 +50,7 @@ def fastest_exact(model: nn.Module, *, micro_batch_size: int | None = None) -> M
 
     The rule is read off `tacit bench`: with wide linear layers (4096 and 1024) `gram` takes a fifth to a half of the
     time of `double_backward` and little more than half of its memory; on narrow MLPs, small transformers and
-    convolutions the two are within a tenth of each other, and the plainer one is taken. It looks at the model's
+    convolutions the two are within an eighth of each other, and the plainer one is taken. It looks at the model's
     trainable matrices only (weights of linear layers, however the model multiplies with them), so it never changes
     during training.
 
