@@ -71,7 +71,7 @@ class Advice:
     def penalty(self, model: nn.Module, **options: Any) -> GradientPenalty:
         """`tacit.GradientPenalty` with the advised strength and micro-batches; `options` are its other arguments.
 
-        It has `largest_ratio=1`: no step's penalty has a larger part in the gradient than the loss itself. λ* is known
+        It has `largest_ratio=1`: the penalty's part of a step is at most about as large as the loss's own. λ* is known
         where it was measured; a network is sharper when it is new, and sharpens later up to the edge of whatever step
         it is trained with, where a fixed λ lost runs. `largest_ratio=None` applies λ as it is.
 
