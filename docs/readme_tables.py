@@ -19,6 +19,7 @@ IMAGES = {
     "cifar10-small": "CIFAR-10, 1,024 images",
     "cifar10": "CIFAR-10, 4,096 images",
     "fashion-mnist-small": "Fashion-MNIST",
+    "fashion-mnist": "Fashion-MNIST, 784-4096³-10",
 }
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
 EXACT = COLUMNS[:4]
