@@ -225,3 +225,30 @@ def test_too_few_shared_points_give_no_number() -> None:
     found = collapse(made([0.1, 0.2]), range(2), curve=["a", "b"], x=[1.0, 1.0], rival=[1.0, 2.0])
     assert math.isnan(found.ratio.value)
     assert found.points == 0
+
+
+def test_a_run_that_falls_apart_does_not_make_its_seed_look_bad() -> None:
+    """Seeds alike at two points that train; at a third, seed 0 diverges. A fourth point has seed 0 alone."""
+    cells = tuple(
+        Cell(tuple(range(len(values))), np.array(values))
+        for values in ([56.0, 56.0, 56.0], [57.0, 57.0, 57.0], [10.0, 50.0, 50.0], [60.0])
+    )
+    layout = Layout(cells, (True, True, False, True))
+    assert layout.means == pytest.approx([56.0, 57.0, 110 / 3, 60.0], abs=1e-3)
+    assert layout.difference(3, 1).value == pytest.approx(3.0, abs=1e-3)
+    alone = Layout((Cell((0, 1), np.array([5.0, 7.0])), Cell((0, 1), np.array([1.0, 9.0]))), (False, False))
+    assert alone.means == pytest.approx([6.0, 5.0])
+
+
+def test_a_point_that_falls_apart_changes_no_comparison_of_the_others() -> None:
+    """Four points of three seeds, two of seed 0 alone, and one whose runs scatter forty times as much."""
+    noise = np.random.default_rng(4)
+    effect = noise.standard_normal(3)
+    values = [56.0 + effect + 0.5 * noise.standard_normal(3) for _ in range(4)]
+    values += [58.0 + effect[:1] + 0.5 * noise.standard_normal(1) for _ in range(2)]
+    values.append(40.0 + 20.0 * noise.standard_normal(3))
+    cells = tuple(Cell(tuple(range(len(each))), each) for each in values)
+    beside, alone = Layout(cells, (True,) * 6 + (False,)), Layout(cells[:6], (True,) * 6)
+    for pair in ((0, 1), (4, 0), (4, 5)):
+        found, expected = beside.difference(*pair).interval(), alone.difference(*pair).interval()
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-3)

@@ -25,6 +25,7 @@ from tacit.report.scatter import Cell, design, prior_freedom, residual_variance
 # A point with a larger scatter than the rest (F test at this level) is not pooled. A higher level would leave out many
 # points of equal scatter for having scattered more by chance, and make the pool's scatter too small.
 UNEQUAL = 0.01
+FALLEN_APART = 1e-3  # the weight in least squares of a run whose point does not train
 CONTENDERS = 2.5  # points within this many standard errors of the highest may be the highest in truth
 
 
@@ -37,8 +38,14 @@ class Layout:
 
     @cached_property
     def _solver(self) -> Array:
-        """The matrix from runs to (μ, a) of least squares; with missing runs it is not just a mean."""
-        return np.asarray(np.linalg.pinv(self._design))
+        """The matrix from runs to (μ, a) of least squares; with missing runs it is not just a mean.
+
+        A run of a point that does not train says nothing about its seed: it would make a seed that diverged there look
+        bad, and lift the points that have that seed alone. It counts where a seed has no other runs.
+        """
+        trains = np.asarray(self.trains, dtype=bool)[self._point_of_run]
+        weights = np.where(trains, 1.0, FALLEN_APART)
+        return np.asarray(np.linalg.pinv(self._design * weights[:, None]) * weights)
 
     @cached_property
     def _design(self) -> Array:
