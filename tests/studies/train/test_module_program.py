@@ -129,7 +129,9 @@ def gradient_of_an_update(run: RunSpec, inputs: Tensor, labels: Tensor) -> tuple
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["decay inside the norm", "decay outside"])
-def test_a_penalised_update_with_skipinit_blocks_is_the_oracles(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_penalised_update_with_skipinit_blocks_by_autograd_is_the_oracles(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(single, "build", lambda run, facts: small_wide_resnet())
     run, decay = RunSpec(**{**WIDE, "strength": 0.4, "weight_decay": 0.05, "weight_decay_penalized": inside}), 0.05
     inputs, labels = minibatch(3, 5)

@@ -1,5 +1,8 @@
 """The program of one run: any `nn.Module`, trained by autograd, its penalty by `tacit.GradientPenalty`.
 
+The paper's Wide-ResNets have their penalised gradient written out instead (`residual_derivatives`): the same numbers
+but for rounding, in fewer calls.
+
 Without a penalty an update is ω ← (1 − εμ) ω − ε∇Ĉ, two passes over all parameters at once. With one it is
 
     ω ← ω − ε ∇( Ĉ + (μ/2)‖ω‖² + (λ/4)‖∇Ĉ + μω‖² )                                                (section 2.3)
@@ -27,13 +30,15 @@ from tacit.penalty import GradientPenalty
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
-from tacit.studies.train.models import conv1d, mlp, signal_length, wide_resnet
+from tacit.studies.train.models import WideResNet, conv1d, mlp, signal_length, wide_resnet
 from tacit.studies.train.operations import count
 from tacit.studies.train.optimizers import make_optimizer, state_tensors, step
+from tacit.studies.train.residual_derivatives import Derivatives
 
-EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time are 1.6 times as fast as 250
+EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time are 1.2 to 1.6 times as fast as 250
 # The method is exact and fixed by the model, so that rounding never depends on the machine. The Gram form gains nothing
-# on convolutions of few channels: WRN-10-1, 16x16 images, B = 32: 43 ms by double backward, 50 ms by it, 10 ms plain.
+# on convolutions of few channels (`benchmarks/results/wrn_update.json`).
+# Of Wide-ResNets only those in bfloat16 need a method.
 CONVOLUTIONS = ("wide_resnet", "conv1d")
 
 
@@ -96,6 +101,10 @@ class Single:
         self.evaluation_rows = 250 if self.own else min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
         method = "double_backward" if run.model in CONVOLUTIONS else "gram"
         self.penalty = GradientPenalty(self.model, run.strength, method=method)
+        self.derivatives: Derivatives | None = None
+        # Not for a user's own subclass: its forward pass may be another.
+        if isinstance(self.model, WideResNet) and not self.own and run.precision == "float32":
+            self.derivatives = Derivatives(self.model)
         self.optimizer = None if run.optimizer == "sgd" else make_optimizer(run, self.trainable)
         self.updates = 0
 
@@ -185,8 +194,10 @@ class Single:
         return penalized and self.run.optimizer != "adamw"
 
     def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-        seen: list[Tensor] = []
         decay = self.run.weight_decay if self._decay_in_graph else 0.0
+        if self.derivatives is not None:
+            return self._penalized_by_hand(self.derivatives, inputs, labels, decay=decay)
+        seen: list[Tensor] = []
 
         def loss() -> Tensor:
             logits = self._logits(inputs)
@@ -203,6 +214,24 @@ class Single:
         self.penalty.backward(loss)
         found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
         return seen[0], found
+
+    def _penalized_by_hand(
+        self, derivatives: Derivatives, inputs: Tensor, labels: Tensor, *, decay: float
+    ) -> tuple[Tensor, list[Tensor]]:
+        """g + (λ/2)(H + μ) g with g = ∇Ĉ + μω and μ = `decay`: the gradient of Ĉ + (μ/2)‖ω‖² + (λ/4)‖g‖²."""
+        logits, found = derivatives.gradient(inputs, labels)
+        if not torch.isfinite(F.cross_entropy(logits, labels)):
+            raise _LostError(logits)
+        gradients = [found[parameter] for parameter in self.trainable]
+        half = self.run.strength / 2
+        with torch.no_grad():
+            if decay:
+                torch._foreach_add_(gradients, self.parameters, alpha=decay)
+            curved = derivatives.hessian_product(dict(zip(self.trainable, gradients, strict=True)))
+            if decay:
+                torch._foreach_mul_(gradients, 1 + half * decay)
+            torch._foreach_add_(gradients, [curved[parameter] for parameter in self.trainable], alpha=half)
+        return logits, gradients
 
     def _lose(self, logits: Tensor) -> Tensor:
         """A penalty needs a finite loss. Without one the run has diverged, and nothing may bring it back by chance."""

@@ -38,9 +38,10 @@ class Fleet:
         first, counted = self.runs[0], operations.count(self.runs[0])
         weights = counted.multiply_adds / 1e6
         # A plain update is three products per layer, two operations per multiply-add. The price of calling was fitted
-        # once (2.1 million operations per layer), and the exact penalty at 2.5 plain updates, 3.5 with convolutions.
+        # once (2.1 million operations per layer), the exact penalty at 2.5 plain updates, 3.5 with convolutions, 2.8
+        # with those of a Wide-ResNet (`benchmarks/results/wrn_update.json`: 2.63 at 16x16, 2.95 at 32x32).
         update = 2.1 * counted.layers + 6 * first.batch_size * weights * len(self.runs)
-        update *= (2.5 if first.model == "mlp" else 3.5) if first.strength else 1.0
+        update *= {"mlp": 2.5, "wide_resnet": 2.8}.get(first.model, 3.5) if first.strength else 1.0
         test_size = first.test_size or operations.expected_test_size(first)
         evaluation = 2 * (first.train_size + test_size) * weights * len(self.runs)
         return first.total_updates * update + first.evaluations * evaluation
