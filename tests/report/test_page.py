@@ -393,4 +393,8 @@ def test_a_figure_costs_its_part_of_the_time_of_its_fleets(report: Report) -> No
     rows = [{"fleet": "a"}, {"fleet": "a"}, {"fleet": "b"}]
     metas = [{"fleet": "a", "runs": 4, "seconds": 60.0}, {"fleet": "b", "runs": 1, "seconds": 7.0}] * 2
     assert training_seconds(rows, metas) == 37.0
+    known = [{**metas[0], "cpu_seconds": 40.0, "device": "cpu"}, {**metas[1], "cpu_seconds": 1.0, "device": "cuda (A)"}]
+    assert training_seconds(rows, known) == 27.0  # CPU time, but for the GPU, which has none
+    strange = [{"runs": 4}, {"fleet": "a", "runs": "4"}, {"fleet": "b", "runs": 1, "cpu_seconds": "x", "seconds": [1]}]
+    assert training_seconds(rows, strange) == 0.0
     assert all(figure.seconds > 0 for figure in report.figures)

@@ -11,7 +11,7 @@ from tacit._errors import InputError
 from tacit.report.caption import caption
 from tacit.report.figure import Figure, FigureResult, Source
 from tacit.report.registry import catalogue, find_figure
-from tacit.report.rows import MissingRowsError, Row, unshared_seeds
+from tacit.report.rows import MissingRowsError, Row, core_seconds, unshared_seeds
 from tacit.report.settings import compared, used
 from tacit.report.verdict import Verdict
 from tacit.studies.describe.spec import NAME
@@ -166,9 +166,9 @@ def _build(id: str, parts: Sequence[Part], regime: str) -> FigureResult:
 
 
 def training_seconds(rows: Sequence[Row], metas: Sequence[Mapping[str, Any]]) -> float:
-    """How long these runs took on one core each: a run's part of its fleet's time. The runs of a fleet are alike."""
-    known = [meta for meta in metas if meta.get("seconds") and meta.get("runs")]
-    each = {meta["fleet"]: meta["seconds"] / meta["runs"] for meta in known}
+    """CPU seconds of these runs, where they are known: a run's part of its fleet's, whose runs are alike."""
+    counted = [meta for meta in metas if isinstance(meta.get("runs"), int) and meta["runs"] > 0]
+    each = {meta.get("fleet"): core_seconds(meta) / meta["runs"] for meta in counted}
     return float(sum(each.get(row["fleet"], 0.0) for row in rows))
 
 

@@ -103,7 +103,7 @@ class Figure:
 @dataclass(frozen=True)
 class FigureResult:
     """One figure made of rows. `verdict` is None without a claim; `regime` says whether its runs were augmented;
-    `seconds` is how long its runs took, each on one core, summed.
+    `seconds` are the CPU seconds of its runs, or the time that passed where those are not known, summed.
     """
 
     id: str

@@ -17,6 +17,7 @@ from tacit.report.figure import FigureResult
 from tacit.report.gauge import gauge
 from tacit.report.numbers import Interval
 from tacit.report.points import Panel, Point
+from tacit.report.rows import core_seconds
 from tacit.report.settings import DATASET_NAMES
 from tacit.report.style import PAGE_COLOURS, SHAPES
 from tacit.report.text import percent, power
@@ -263,7 +264,7 @@ def environment_facts(report: Report) -> dict[str, str]:
             for machine in machines
         ]
     )
-    facts["training"] = f"{sum(float(meta.get('seconds') or 0) for meta in metas) / 60:.1f} core-minutes"
+    facts["training"] = f"{sum(map(core_seconds, metas)) / 60:.1f} core-minutes"
     facts["ended"] = max((str(meta.get("ended") or "") for meta in metas), default="")
     return {key: value for key, value in facts.items() if value}
 

@@ -150,6 +150,14 @@ def planned_updates(row: Row) -> int:
     return int(spec["epochs"] * (spec["train_size"] // spec["batch_size"]) * spec["inner_steps"])
 
 
+def core_seconds(meta: Mapping[str, Any]) -> float:
+    """CPU seconds that a fleet used; the seconds that passed where that is not known, or where a GPU did the work."""
+    keys = ("cpu_seconds", "seconds") if meta.get("device") in (None, "cpu") else ("seconds",)
+    found = [meta.get(key) for key in keys]
+    known = [each for each in found if isinstance(each, int | float) and not isinstance(each, bool) and each > 0]
+    return float(known[0]) if known else 0.0
+
+
 def epochs_of(row: Row) -> float:
     """Epochs the run was to make, also when its length was given in updates."""
     spec = row["spec"]

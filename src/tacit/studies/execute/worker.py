@@ -74,7 +74,8 @@ def train(pipe: Pipe, message: Message, load: Load) -> None:
     rows = training.rows()
     for run, content in training.weights().items() if message.facts["keep_weights"] else ():
         send(pipe, Message("weights", {"run": run}, content))
-    send(pipe, Message("rows", {"rows": rows, "seconds": time.monotonic() - started, "made_by": made_by(training)}))
+    spent = {"seconds": time.monotonic() - started, "cpu_seconds": training.cpu_seconds}
+    send(pipe, Message("rows", {"rows": rows, **spent, "made_by": made_by(training)}))
 
 
 def made_by(training: Training) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 DIR/studies/NAME.json                  a study, the hash of its runs, and how its unfinished runs are packed
 DIR/lock                               held by the process that writes
 DIR/fleets/ID/rows.jsonl               one JSON object per run; the same bytes however the study was run
-DIR/fleets/ID/meta.json                seconds, times, versions, commit, machine, and the sha256 of rows.jsonl;
+DIR/fleets/ID/meta.json                seconds, CPU seconds, times, versions, commit, machine, the sha256 of rows.jsonl;
                                        what differs from one training to the next is here, so rows stay comparable
 DIR/fleets/ID/checkpoint.safetensors   only while the fleet is unfinished
 DIR/fleets/ID/failed.json              only after the fleet was given up: how often it failed, and the last error

@@ -108,6 +108,7 @@ class StudyWriter:
             "fleet": fleet.id,
             "runs": len(fleet.runs),
             "seconds": facts["seconds"],  # of the last stretch: after a resume, since the checkpoint
+            "cpu_seconds": facts.get("cpu_seconds"),  # of all stretches, but for what was lost after a checkpoint
             "started": self.started[fleet.id],
             "ended": _now(),
             "warnings": self.warnings.get(fleet.id, 0),

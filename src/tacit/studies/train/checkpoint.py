@@ -121,6 +121,14 @@ def share_in(state: Mapping[str, Any]) -> float:
     return min(max(float(found), 0.0), 1.0) if isinstance(found, int | float) else 0.0
 
 
+def cpu_seconds_in(state: Mapping[str, Any]) -> float:
+    """CPU time that a checkpoint says was spent; 0 where it does not say, as in version 0.1."""
+    found = state.get("cpu_seconds")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return 0.0
+    return max(float(found), 0.0)
+
+
 def read_metadata(content: bytes) -> dict[str, str]:
     """safetensors: eight bytes of length, then a JSON header whose `__metadata__` maps strings to strings."""
     length = int.from_bytes(content[:8], "little")

@@ -8,6 +8,7 @@ is checkpointed, changes nothing.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class Training:
         self.position = 0  # minibatches done
         self.diverged_at: list[int | None] = [None] * len(self.runs)
         self.history: list[dict[str, list[float]]] = [{name: [] for name in HISTORY} for _ in self.runs]
+        self._cpu_before, self._cpu_started = 0.0, time.process_time()
         # What follows from it:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
@@ -87,6 +89,11 @@ class Training:
     @property
     def finished(self) -> bool:
         return self.position == self.first.minibatches or all(at is not None for at in self.diverged_at)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time since the fleet began, with that of earlier processes whose checkpoints this one goes on from."""
+        return self._cpu_before + time.process_time() - self._cpu_started
 
     def _minibatch(self) -> tuple[Tensor, Tensor]:
         """`inner_steps` updates on the next minibatch of every run; the logits before the last of them."""
@@ -215,6 +222,7 @@ class Training:
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         checkpoint.check(arrays, state, self._frame())
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
+        self._cpu_before += checkpoint.cpu_seconds_in(state)
         self.program.resumed_at(self.position * self.first.inner_steps)
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
@@ -229,8 +237,13 @@ class Training:
         return {"fleet": self.fleet.id, "torch": torch.__version__, "dtype": str(self.dtype)}
 
     def _progress(self) -> dict[str, Any]:
-        done = self.position / self.first.minibatches
-        return {"position": self.position, "done": done, "diverged_at": self.diverged_at, "history": self.history}
+        return {
+            "position": self.position,
+            "done": self.position / self.first.minibatches,
+            "diverged_at": self.diverged_at,
+            "history": self.history,
+            "cpu_seconds": round(self.cpu_seconds, 3),
+        }
 
 
 def rate_factor(run: RunSpec) -> Callable[[int], float]:
