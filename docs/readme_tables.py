@@ -14,6 +14,7 @@ ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 LARGE_BATCH = ROOT / "benchmarks" / "results" / "large_batch.json"
 EDGE = ROOT / "benchmarks" / "results" / "edge.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
+WRN_UPDATE = ROOT / "benchmarks" / "results" / "wrn_update.json"
 RESULTS = ROOT / "docs" / "results"
 IMAGES = {
     "cifar10-small": "CIFAR-10, 1,024 images",
@@ -21,6 +22,7 @@ IMAGES = {
     "fashion-mnist-small": "Fashion-MNIST",
     "fashion-mnist": "Fashion-MNIST, 784-4096³-10",
 }
+CONVOLUTION = {"mnist1d-conv": "MNIST-1D, `conv1d`"}
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
 EXACT = COLUMNS[:4]
 # Products per linear layer, and whether the gradient is exact.
@@ -128,10 +130,10 @@ def verdict_lines() -> str:
     return "\n".join(lines)
 
 
-def verdicts_on_images() -> str:
-    """The same without the claims, which stand in the table above, for the small studies on real images."""
+def verdicts_without_claims(folders: dict[str, str]) -> str:
+    """The same without the claims, which stand in the table above, for other data and models."""
     lines = ["| data | figure | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
-    for folder, title in IMAGES.items():
+    for folder, title in folders.items():
         for figure in _figures(folder):
             verdict = figure["verdict"]
             outcome = f"**{verdict['outcome']}** {verdict['advice']}".strip()
@@ -335,12 +337,35 @@ def measuring() -> str:
     return "\n".join(lines)
 
 
+def wrn_updates() -> str:
+    """Milliseconds of an update of WRN-10-1 by image size, from benchmarks/wrn_update.py, and as multiples of plain."""
+    found = json.loads(WRN_UPDATE.read_text())["milliseconds"]
+    lines = [
+        "| one update | " + " | ".join(f"{size}x{size}" for size in found) + " |",
+        "| --- |" + " ---: |" * len(found),
+    ]
+    for way in next(iter(found.values())):
+        cells = [f"{taken[way]:.1f} ms ({taken[way] / taken['plain']:.2f})" for taken in found.values()]
+        lines.append(_row([way, *cells]))
+    return "\n".join(lines)
+
+
+def wrn_processes() -> str:
+    """Updates per second of two cores on 16x16 images, by the way they are used."""
+    found = json.loads(WRN_UPDATE.read_text())["updates_per_second"]
+    ways = list(next(iter(found.values())))
+    lines = ["| updates per second | " + " | ".join(ways) + " |", "| --- |" + " ---: |" * len(ways)]
+    lines += [_row([kind, *(f"{counts[way]:.0f}" for way in ways)]) for kind, counts in found.items()]
+    return "\n".join(lines)
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"costs": lambda: costs(EXACT), "large-batch": large_batch_lines, "claims": verdict_lines},
     "docs/results.md": {
         "verdicts": verdicts,
         "interpolating": lambda: verdicts("beside"),
-        "images": verdicts_on_images,
+        "convolution": lambda: verdicts_without_claims(CONVOLUTION),
+        "images": lambda: verdicts_without_claims(IMAGES),
         "image-costs": costs_on_images,
     },
     "docs/choosing-a-method.md": {"methods": methods, "costs": costs},
@@ -350,6 +375,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "advice-fashion": lambda: advice_in_full("fashion"),
     },
     "docs/large-batch.md": {"large-batch": large_batch, "edge": edge},
+    "studies/cifar10/README.md": {"wrn-updates": wrn_updates, "wrn-processes": wrn_processes},
 }
 
 

@@ -20,7 +20,10 @@ def tables() -> Any:
     return module
 
 
-PAGES = ["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/diagnostics.md", "docs/large-batch.md"]
+PAGES = [
+    *["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/diagnostics.md", "docs/large-batch.md"],
+    "studies/cifar10/README.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

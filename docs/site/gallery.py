@@ -9,8 +9,11 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "results"
 NAMES = {
     "mnist1d": "MNIST-1D",
-    "cifar10-small": "CIFAR-10, cut to two cores",
-    "fashion-mnist-small": "Fashion-MNIST, cut to two cores",
+    "mnist1d-conv": "MNIST-1D, a convolutional network",
+    "cifar10": "CIFAR-10, 4,096 images with crops and flips",
+    "cifar10-small": "CIFAR-10, 1,024 images",
+    "fashion-mnist": "Fashion-MNIST, the paper's MLP",
+    "fashion-mnist-small": "Fashion-MNIST, an MLP of width 128",
 }
 HEAD = """# Gallery
 
