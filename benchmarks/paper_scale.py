@@ -160,10 +160,11 @@ CONTEXT = 0.5e9  # bytes that a process needs on a GPU before it holds a tensor
 
 def memory_of(run: RunSpec) -> float:
     """Bytes of one run on a GPU: parameters five times (gradients and both directions of a penalised step), images,
-    activations of a minibatch three times, and the process's own."""
+    activations of a minibatch six times (they, their gradients, the derivatives of both, two more in a block), and the
+    process's own."""
     counts, facts = count(run), DATASETS[run.dataset]
     data = (run.train_size + (run.test_size or facts.test_size)) * facts.features
-    return CONTEXT + 4.0 * (5 * counts.parameters + 3 * run.batch_size * counts.activations) + data
+    return CONTEXT + 4.0 * (5 * counts.parameters + 6 * run.batch_size * counts.activations) + data
 
 
 def checkpoint_bytes(run: RunSpec) -> float:
