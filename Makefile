@@ -40,7 +40,7 @@ test: $(STAMP)    ## the default test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(STAMP) ## every test, slow ones too: 20,000 random models among them
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 3600
 
 lint: $(STAMP)    ## ruff and mypy
 	$(BIN)/ruff check .

@@ -12,8 +12,9 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-# Some fifteen seconds of work on two free cores; the limit is for a machine that is busy with other things.
-LIMIT = 1200
+# Some fifteen seconds of work on two free cores; the limit is for a machine that is busy with other things, and
+# below that of a test (pyproject.toml), so that what the workers wrote is shown.
+LIMIT = 500
 
 
 class Results:

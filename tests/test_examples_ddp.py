@@ -16,7 +16,7 @@ def test_the_ddp_example_runs_under_torchrun_and_equals_micro_batches() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, str(ROOT / "examples" / "ddp.py"), "2"],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
+        env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     first, *rest = done.stdout.splitlines()

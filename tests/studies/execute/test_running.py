@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,19 +226,24 @@ def test_a_study_killed_at_a_dozen_random_moments_ends_with_the_same_bytes(
     tmp_path: Path, long_rows: dict[str, bytes]
 ) -> None:
     """Two workers here, one in the fixture: the same bytes, so workers don't matter either."""
-    draws, kills, folder = random.Random(2021), 0, tmp_path / "0"
+    began = time.monotonic()
+    assert start(tmp_path / "whole").wait(timeout=300) == 0
+    whole = time.monotonic() - began
+    assert rows_on_disk(tmp_path / "whole") == long_rows
+    draws, kills, folders = random.Random(2021), 0, (tmp_path / str(number) for number in itertools.count())
+    folder = next(folders)
     while kills < 12:
         process = start(folder)
         try:
-            process.wait(timeout=draws.uniform(0.3, 3.0))
+            process.wait(timeout=draws.uniform(0, whole))  # no machine is so fast that every new folder ends before
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
-        else:  # finished between two kills: compare, and begin another
+        else:  # finished between two kills: compare, and begin another. In a finished folder nothing can be killed.
             assert process.returncode == 0
             assert rows_on_disk(folder) == long_rows
-            folder = tmp_path / str(kills)
+            folder = next(folders)
     assert start(folder).wait(timeout=120) == 0
     assert rows_on_disk(folder) == long_rows
 
