@@ -33,6 +33,16 @@ def check(x: Tensor, y: Tensor, part: slice) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
+def train(strength: float, x: Tensor, y: Tensor, part: slice, epochs: int) -> nn.Module:
+    model = DistributedDataParallel(make_model())  # it also seeds the order of examples, alike on every worker
+    optimizer, penalty = torch.optim.SGD(model.parameters(), LEARNING_RATE), tacit.GradientPenalty(model, strength)
+    for rows in (rows[part] for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH_SIZE)):
+        optimizer.zero_grad()
+        penalty.backward(lambda: F.cross_entropy(model(x[rows]), y[rows]))  # noqa: B023
+        optimizer.step()
+    return model.module
+
+
 def main(epochs: int = 20) -> None:
     dist.init_process_group("gloo")
     size = BATCH_SIZE // dist.get_world_size()
@@ -44,17 +54,10 @@ def main(epochs: int = 20) -> None:
     apart = check(x[:BATCH_SIZE].double(), y[:BATCH_SIZE], part)
     say(f"{dist.get_world_size()} workers against micro-batches on one device: relative difference {apart:.1e}")
     for strength in (0.0, STRENGTH):
-        model = DistributedDataParallel(make_model())  # it also seeds the order of examples, alike on every worker
-        optimizer, penalty = torch.optim.SGD(model.parameters(), LEARNING_RATE), tacit.GradientPenalty(model, strength)
-        for rows in (rows[part] for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH_SIZE)):
-            optimizer.zero_grad()
-            penalty.backward(lambda: F.cross_entropy(model(x[rows]), y[rows]))  # noqa: B023
-            optimizer.step()
-        right = (model.module(test_x).argmax(1) == test_y).double().mean()
+        right = (train(strength, x, y, part, epochs)(test_x).argmax(1) == test_y).double().mean()
         say(f"λ = {strength:<4} test accuracy {100 * right:.1f} %")
     # DDP is part of reference cycles that hold the process group. Left to the end of Python, its threads abort every
     # fourth run on a fast machine (torch 2.13, with and without the penalty).
-    del model, optimizer, penalty
     gc.collect()
     dist.destroy_process_group()
 
