@@ -163,8 +163,12 @@ def _figures(folder: str, regime: str = "figures") -> list[dict[str, Any]]:
 def _number(verdict: dict[str, Any]) -> str:
     if verdict["number"] is None:
         return ""
-    value, low, high = (f"{number:.2f}" if number is not None else "?" for number in verdict["number"])
-    return f"{value} [{low}, {high}] {verdict['unit']}"
+    value, low, high = verdict["number"]
+    if low is None and high is None:
+        ends = "(no bounded interval)"
+    else:
+        ends = f"[{'−∞' if low is None else f'{low:.2f}'}, {'∞' if high is None else f'{high:.2f}'}]"
+    return f"{'?' if value is None else f'{value:.2f}'} {ends} {verdict['unit']}"
 
 
 def _row(cells: list[str]) -> str:

@@ -295,11 +295,11 @@ def test_frames_of_the_wire_are_read_or_refused(data: Data) -> None:
 def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
     monkeypatch.setattr(estimate, "_SEEN", {})
-    estimate.store_rate(2, 1e4)
+    estimate.store_rate(2, "mlp", 1e4)
     monkeypatch.setattr(estimate, "_SEEN", {})
     path = tmp_path / "rates.json"
     good = path.read_bytes()
-    parse = written(path, lambda _: estimate.stored_rate(2))
+    parse = written(path, lambda _: estimate.stored_rate(2, "mlp"))
     assert fuzz(parse, mutants([good], seed=14), times=300, good=good) >= MANY
     value = json.loads(good)
     assert fuzz(lambda rates: parse(as_json(rates)), value_mutants(value, seed=15), times=200, good=value) >= MANY

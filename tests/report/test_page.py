@@ -329,7 +329,7 @@ def test_report_refuses_a_figure_that_does_not_exist(root: Path) -> None:
 def test_reproducing_one_figure_leaves_the_whole_report_alone(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
     folder = tmp_path / "copy"
     shutil.copytree(root, folder)
     (folder / "report.html").write_text("the whole report")
@@ -356,7 +356,7 @@ def test_reproduce_refuses_an_unknown_dataset() -> None:
 
 
 def test_figures_lists_every_figure_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
     result = CliRunner().invoke(app, ["figures"])
     assert result.exit_code == 0, result.output
     assert "orders" in result.output

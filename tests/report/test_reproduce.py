@@ -23,7 +23,7 @@ from tacit.studies.store import rows as rows_module
 
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)
 
 
 @pytest.mark.parametrize("scale,study", [("paper", "fig7-fashion-mnist"), ("small", "fig7-fashion-mnist")])

@@ -232,7 +232,7 @@ def test_an_absurd_size_is_refused_before_anything_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda: 16e9)
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: None)  # not what other tests measured
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: None)  # not what other tests measured
     folder = file.parent / "out"
     more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
     assert typed(monkeypatch, "run", file, override, *more, "--into", folder, *dry) == 2
@@ -257,7 +257,7 @@ def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
 
 
 def test_a_cluster_is_not_told_to_use_a_cluster(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e-9)
     elsewhere = str(make_plan(file, tmp_path, executor="ray"))
     assert "floating-point operations" in elsewhere
     assert "--executor ray" not in elsewhere

@@ -17,6 +17,7 @@ from tacit.studies.describe.study import parse_study
 from tacit.studies.execute import worker
 from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.wire import Message
+from tacit.studies.plan import make_plan
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.writer import StudyWriter
 from tacit.studies.train.packing import Fleet, pack
@@ -30,25 +31,41 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_study_there_is_no_rate(cache: Path) -> None:
-    assert estimate.stored_rate(2) is None
+    assert estimate.stored_rate(2, "mlp") is None
 
 
 def test_one_odd_study_does_not_change_the_rate(cache: Path) -> None:
     for rate in (100.0, 110.0, 120.0):
-        estimate.store_rate(2, rate)
-    before = estimate.stored_rate(2)
-    estimate.store_rate(2, 1e6)
+        estimate.store_rate(2, "mlp", rate)
+    before = estimate.stored_rate(2, "mlp")
+    estimate.store_rate(2, "mlp", 1e6)
     assert before == 110.0
-    assert estimate.stored_rate(2) == 115.0
+    assert estimate.stored_rate(2, "mlp") == 115.0
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1e9, float("inf"), float("nan")])
 def test_a_rate_that_no_core_has_is_neither_stored_nor_read(rate: float, cache: Path) -> None:
-    estimate.store_rate(2, rate)
-    assert estimate.stored_rate(2) is None
+    estimate.store_rate(2, "mlp", rate)
+    assert estimate.stored_rate(2, "mlp") is None
     cache.mkdir(exist_ok=True)
-    (cache / "rates.json").write_text(json.dumps({estimate._key(2): [1e9, 120.0]}))  # of an earlier version
-    assert estimate.stored_rate(2) == 120.0
+    (cache / "rates.json").write_text(json.dumps({estimate._key(2, "mlp"): [1e9, 120.0]}))  # of an earlier version
+    assert estimate.stored_rate(2, "mlp") == 120.0
+
+
+def test_the_rate_of_another_model_is_not_used(cache: Path) -> None:
+    estimate.store_rate(2, "wide_resnet", 140_000.0)
+    assert estimate.stored_rate(2, "mlp") is None
+    assert estimate.stored_rate(2, "wide_resnet") == 140_000.0
+
+
+def test_a_plan_takes_the_rate_of_its_own_model(cache: Path, tmp_path: Path) -> None:
+    raw = {"name": "s", "fixed": {"epochs": 1, "learning_rate": 0.1, "width": 8, "depth": 1, "batch_size": 16}}
+    study, folder = parse_study(raw), tmp_path / "runs"
+    guessed = make_plan(study, folder, workers=2)
+    estimate.store_rate(2, "wide_resnet", 2 * estimate.DEFAULT_RATE)
+    assert make_plan(study, folder, workers=2).seconds == guessed.seconds
+    estimate.store_rate(2, "mlp", 2 * estimate.DEFAULT_RATE)
+    assert make_plan(study, folder, workers=2).seconds == pytest.approx(guessed.seconds / 2)
 
 
 class Clock:
@@ -97,22 +114,22 @@ def test_fleets_that_diverge_at_once_do_not_count_for_the_rate(tmp_path: Path, d
 def test_the_last_few_studies_count(cache: Path) -> None:
     rates = [1.0, 2.0, 3.0, 40.0, 50.0, 60.0, 70.0, 80.0]
     for rate in rates:
-        estimate.store_rate(2, rate)
-    assert estimate.stored_rate(2) == statistics.median(rates[-estimate.KEPT :])
-    assert estimate.stored_rate(1) is None
+        estimate.store_rate(2, "mlp", rate)
+    assert estimate.stored_rate(2, "mlp") == statistics.median(rates[-estimate.KEPT :])
+    assert estimate.stored_rate(1, "mlp") is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    estimate.store_rate(2, 100.0)
-    assert estimate.stored_rate(2) == 100.0
+    estimate.store_rate(2, "mlp", 100.0)
+    assert estimate.stored_rate(2, "mlp") == 100.0
 
 
 @pytest.mark.parametrize("content,rate", [(500.0, 500.0), ("fast", None), ([], None), (["x", -1, 7.0], 7.0)])
 def test_what_another_version_has_left_is_read_or_ignored(content: object, rate: float | None, cache: Path) -> None:
     cache.mkdir()
-    (cache / "rates.json").write_text(json.dumps({estimate._key(2): content}))
-    assert estimate.stored_rate(2) == rate
+    (cache / "rates.json").write_text(json.dumps({estimate._key(2, "mlp"): content}))
+    assert estimate.stored_rate(2, "mlp") == rate
 
 
 def test_the_least_memory_of_a_fleet_is_its_parameters_gradients_and_activations() -> None:

@@ -375,10 +375,13 @@ def test_items_that_went_are_named_once_they_went() -> None:
 
 def test_time_left_comes_from_finished_fleets_then_from_those_under_way() -> None:
     pace = Pace()
-    assert pace.seconds_left([100.0], workers=1, under_way={})[1]  # rough: nothing was seen
+    assert pace.seconds_left([100.0], model="mlp", workers=1, under_way={})[1]  # rough: nothing was seen
     pace.seen("a", 0.1, now=0.0)
     pace.seen("a", 0.2, now=10.0)
     # 10 % of 1,000 million operations in 10 s: 10 million a second.
-    assert pace.seconds_left([500.0], workers=1, under_way={"a": 1000.0}) == (pytest.approx(50.0), False)
+    assert pace.seconds_left([500.0], model="mlp", workers=1, under_way={"a": 1000.0}) == (pytest.approx(50.0), False)
     pace.ended("b", cost=1000.0, seconds=10.0)
-    assert pace.seconds_left([500.0, 500.0], workers=2, under_way={"a": 1000.0}) == (pytest.approx(5.0), False)
+    assert pace.seconds_left([500.0, 500.0], model="mlp", workers=2, under_way={"a": 1000.0}) == (
+        pytest.approx(5.0),
+        False,
+    )

@@ -92,7 +92,7 @@ def make_plan(
     count = workers or cores()
     if here:
         estimate.refuse_too_big(fleets, name=study.name)
-    rate = estimate.stored_rate(count)
+    rate = estimate.stored_rate(count, fleets[0].model) if fleets else None
     seconds = seconds_left(folder, fleets, workers=count, rate=rate)
     return Plan(study, tuple(fleets), count, seconds, rough=rate is None or not here, guessed=not here, here=here)
 
@@ -107,7 +107,7 @@ def results_folder(study: Study, into: str | Path | ResultsFolder | None) -> Res
 def seconds_left(folder: ResultsFolder, fleets: Sequence[Fleet], *, workers: int, rate: float | None) -> float:
     """About how long the fleets take from their checkpoints on, when the last worker ends."""
     left = [fleet.cost * (1 - share_done(folder.read_checkpoint(fleet.id) or b"")) for fleet in fleets]
-    return finishing_time(left, workers) / (rate or estimate.DEFAULT_RATE)
+    return finishing_time(left, workers) / (rate or estimate.default_rate(fleets[0].model)) if fleets else 0.0
 
 
 def known_executor(name: str) -> None:

@@ -100,7 +100,8 @@ def run(
             seconds = seconds_left(folder, fleets, workers=count, rate=rate)
             watcher.planned(Plan(study, tuple(fleets), count, seconds, rough=rate is None))
             writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds, study.keep_weights)
-            writer.train(executor, keep_rate=functools.partial(estimate.store_rate, count) if local_cores else None)
+            keep_rate = functools.partial(estimate.store_rate, count, fleets[0].model)
+            writer.train(executor, keep_rate=keep_rate if local_cores else None)
     finally:
         watcher.ended()
     return folder.rows_of(study.runs)
@@ -160,7 +161,8 @@ def make_executor(
 
 def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, local_cores: bool) -> float | None:
     """The rate of earlier studies, or measured now; None when the first fleet fails at it, which stops no other."""
-    rate = estimate.stored_rate(workers) if local_cores else None
+    model = fleets[0].model
+    rate = estimate.stored_rate(workers, model) if local_cores else None
     if rate is not None:
         return rate
     try:
@@ -168,5 +170,5 @@ def _rate(fleets: Sequence[Fleet], executor: Executor, *, workers: int, local_co
     except RateUnknownError:
         return None
     if local_cores:
-        estimate.store_rate(workers, rate)
+        estimate.store_rate(workers, model, rate)
     return rate

@@ -43,11 +43,14 @@ class Pace:
                     found.append(cost * (done - before) / (now - began))
         return found
 
-    def seconds_left(self, left: Sequence[float], *, workers: int, under_way: dict[str, float]) -> tuple[float, bool]:
-        """How long `left` (costs of fleets) takes on so many workers, and whether that is a rough guess.
+    def seconds_left(
+        self, left: Sequence[float], *, model: str, workers: int, under_way: dict[str, float]
+    ) -> tuple[float, bool]:
+        """How long `left` (costs of fleets of this model) takes on so many workers, and whether that is a rough guess.
 
         `under_way` are the whole costs of fleets that train now.
         """
         rates = list(self.finished.values())[-LAST:] or self._under_way(under_way)
-        rate = statistics.median(rates) if rates else estimate.stored_rate(workers) or estimate.DEFAULT_RATE
+        known = statistics.median(rates) if rates else estimate.stored_rate(workers, model)
+        rate = known or estimate.default_rate(model)
         return finishing_time(left, workers) / rate, not rates

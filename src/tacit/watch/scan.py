@@ -73,12 +73,12 @@ class FolderScan:
         self._driver = find_driver(self.folder.lock_holder(), silent_seconds=time.time() - written)
         items = {f"fleet {self.name} {id}": self._finished_text(id, rows) for id, rows in self._by_fleet().items()}
         under_way: dict[str, float] = {}  # whole costs of fleets that train now
-        studies = [self._study(view, items, under_way) for view in self._views]
-        for facts, costs in studies:
-            workers = max(1, len(under_way))
-            left, rough = (
-                self._pace.seconds_left(costs, workers=workers, under_way=under_way) if costs else (0.0, False)
-            )
+        studies = [(view.study.runs[0].model, *self._study(view, items, under_way)) for view in self._views]
+        workers = max(1, len(under_way))
+        for model, facts, costs in studies:
+            left, rough = 0.0, False
+            if costs:
+                left, rough = self._pace.seconds_left(costs, model=model, workers=workers, under_way=under_way)
             facts |= {"left": float(f"{left:.2g}"), "rough": rough, "workers": len(under_way)}
             items[f"study {self.name} {facts['name']}"] = _json(facts)
         items[f"folder {self.name}"] = _json(self._folder(problems, written))

@@ -74,7 +74,7 @@ def test_results_have_a_folder_of_their_own(dataset: str | None, scale: str, nam
 
 # -- tacit figures --------------------------------------------------------------------------------------------------
 def test_figures_has_the_cost_of_every_figure_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
     result = CliRunner().invoke(app, ["figures", "--scale", "paper", "--tflops", "10", "--utilisation", "0.5"])
     assert result.exit_code == 0, result.output
     for figure in {*catalogue()} - {"orders"}:  # which the paper argues for without showing it
@@ -89,7 +89,7 @@ def test_the_device_without_options_is_that_of_every_plan() -> None:
 
 
 def test_twice_the_peak_is_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)
 
     def hours(tflops: str) -> float:
         words = ["figures", "--scale", "paper", "--dataset", "fashion_mnist", "--tflops", tflops, "--utilisation", "1"]

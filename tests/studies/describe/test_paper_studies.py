@@ -135,7 +135,7 @@ def test_at_fixed_updates_every_n_is_there(figure: str) -> None:
 def test_a_dry_run_prints_the_plan_and_the_cost(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e4)  # no measuring in a test
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
     file = library_folder() / "paper" / f"{name}.toml"
     cli.app(["run", str(file), "--dry-run"], standalone_mode=False)
     plan, cost, *_, models = capsys.readouterr().out.splitlines()

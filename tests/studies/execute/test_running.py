@@ -72,7 +72,7 @@ def test_a_finished_study_is_never_too_long_for_this_machine(
     tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = runner.run(SMALL, tmp_path / "done", executor=InProcess(data))
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda workers: 1e-9)
+    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e-9)
     assert runner.run(SMALL, tmp_path / "done") == rows
     assert make_plan(SMALL, tmp_path / "done").seconds == 0
     with pytest.raises(TacitError, match="less than a year"):

@@ -32,6 +32,10 @@ class Fleet:
     def id(self) -> str:
         return digest([run.hash for run in self.runs])
 
+    @property
+    def model(self) -> str:
+        return self.runs[0].model
+
     @cached_property
     def cost(self) -> float:
         """Expected work in millions of operations, calls included."""
