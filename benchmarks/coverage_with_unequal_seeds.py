@@ -28,6 +28,7 @@ from tacit.report.build import read_parts
 from tacit.report.layout import Layout
 from tacit.report.numbers import Number, minus
 from tacit.report.points import Points, accuracy, points_of
+from tacit.report.rows import unshared_seeds
 from tacit.report.scatter import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for figure, studies in FIGURES.items():
         if not all(study in parts for study in studies):
             continue
-        rows = [row for study in studies for row in parts[study].rows]
+        unshared = unshared_seeds([parts[study].study for study in studies])  # the report leaves them out
+        rows = [row for study in studies for row in parts[study].rows if row["spec"]["seed"] not in unshared]
         found[figure] = coverage(points_of(rows, accuracy("best_test_accuracy")), trials=options.trials, name=figure)
         print(figure, found[figure], flush=True)
     content = {

@@ -29,6 +29,7 @@ from tacit._provenance import provenance
 from tacit.report.build import Part, build_report, read_parts
 from tacit.report.points import Points, accuracy, by_point, points_of
 from tacit.report.rows import core_seconds
+from tacit.studies.describe.study import parse_study
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results/cifar10"
@@ -75,6 +76,14 @@ def law_of(parts: Sequence[Part]) -> Law:
     return Law(points, effects, tuple(math.sqrt(float(variance)) for variance in variances))
 
 
+def planned(part: Part, count: int) -> Part:
+    """Its study with these seeds at every point: the report leaves out seeds that not all studies of a figure plan."""
+    raw = part.study.model_dump()
+    seeds = sorted({run.seed for run in part.study.runs} | set(range(count)))
+    grid = [{key: values for key, values in block.items() if key != "seeds"} | {"seed": seeds} for block in raw["grid"]]
+    return replace(part, study=parse_study({**raw, "grid": grid}))
+
+
 def with_seeds(part: Part, law: Law, effects: dict[int, float], noise: random.Random) -> Part:
     """The study with made-up runs at every point until it has all these seeds."""
     made, own = list(part.rows), {row["run"] for row in part.rows}
@@ -108,10 +117,11 @@ def decided(parts: Sequence[Part], figure: str, *, draws: int) -> dict[str, Any]
     outcomes = {}
     for seeds in SEEDS:
         counts: Counter[str] = Counter()
+        wider = [planned(part, seeds) for part in parts]
         for draw in range(draws):
             noise = random.Random(f"{figure} {seeds} {draw}")
             effects = law.of_seeds(seeds, noise)
-            made = [with_seeds(part, law, effects, noise) for part in parts]
+            made = [with_seeds(part, law, effects, noise) for part in wider]
             (found,) = build_report(made, only=[figure]).figures
             assert found.verdict is not None
             counts[found.verdict.outcome] += 1

@@ -37,7 +37,7 @@ def run_once(folder: Path) -> Results:
     try:
         folder.mkdir()
     except FileExistsError:
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + LIMIT + 30
         while not done.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
     else:
@@ -54,4 +54,7 @@ def _run(folder: Path) -> int:
     program = f"import sys, distributed_workers as w; sys.exit(w.main(w.Path({str(folder)!r}), [1, 2, 4]))"
     with (folder / "errors").open("w") as errors:
         command = [sys.executable, "-c", program]
-        return subprocess.run(command, env=environment, stderr=errors, timeout=LIMIT, check=False).returncode
+        try:
+            return subprocess.run(command, env=environment, stderr=errors, timeout=LIMIT, check=False).returncode
+        except subprocess.TimeoutExpired:
+            return -1

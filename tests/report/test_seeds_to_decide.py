@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tacit.report.build import Part, read_parts
+from tacit.report.build import Part, build_report, read_parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +47,20 @@ def test_the_effect_of_a_seed_is_told_from_scatter(seeds: ModuleType, parts: lis
     # 87 degrees of freedom know the scatter to 8 %, thirty seeds their deviation to 13 %: three deviations of each.
     assert law.scatter == pytest.approx(0.004, rel=0.25)
     assert law.effect_deviation == pytest.approx(0.02, rel=0.4)
+
+
+@pytest.mark.parametrize("figure,count", [("1b", 20), ("3a", 4), ("3a", 20), ("3b", 4), ("3b", 20)])
+def test_the_figure_that_is_judged_has_as_many_seeds_as_were_asked_for(
+    figure: str, count: int, seeds: ModuleType
+) -> None:
+    stored = {part.study.name: part for part in read_parts([ROOT / "docs/results/cifar10"])}
+    parts = [stored[name] for name in seeds.FIGURES[figure]]
+    law, noise = seeds.law_of(parts), random.Random(2)
+    made = [seeds.with_seeds(seeds.planned(part, count), law, law.of_seeds(count, noise), noise) for part in parts]
+    (found,) = build_report(made, only=[figure]).figures
+    points = [point for panel in found.panels for curve in panel.curves for point in curve.points]
+    numbers = {len(point.runs) for point in points if point.runs}  # lines drawn for comparison have none
+    assert numbers == {count}
 
 
 def test_made_up_seeds_share_their_effect_over_points_and_leave_stored_runs_alone(

@@ -6,11 +6,12 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from in_process import InProcess, Listener, study
-from tacit.studies import estimate
+from tacit.studies import estimate, runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import make_run
 from tacit.studies.describe.study import parse_study
@@ -66,6 +67,29 @@ def test_a_plan_takes_the_rate_of_its_own_model(cache: Path, tmp_path: Path) -> 
     assert make_plan(study, folder, workers=2).seconds == guessed.seconds
     estimate.store_rate(2, "mlp", 2 * estimate.DEFAULT_RATE)
     assert make_plan(study, folder, workers=2).seconds == pytest.approx(guessed.seconds / 2)
+
+
+@pytest.mark.parametrize("models,kept", [(["mlp"], "mlp"), (["conv1d"], "conv1d"), (["mlp", "conv1d"], None)])
+def test_a_rate_is_kept_for_the_one_model_that_was_trained(
+    models: list[str], kept: str | None, cache: Path, tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = {"updates": 2, "learning_rate": 0.1, "train_size": 64, "batch_size": 16, "evaluations": 1, "depth": 2}
+    mixed = parse_study({"name": "s", "fixed": {**fixed, "width": 4}, "grid": {"model": models}})
+    found: list[Any] = []
+    monkeypatch.setattr(StudyWriter, "train", lambda self, executor, *, keep_rate: found.append(keep_rate))
+    runner.run(mixed, tmp_path / "runs", executor=InProcess(data))
+    (keep_rate,) = found
+    for model in ("mlp", "conv1d"):
+        monkeypatch.setattr(estimate, "_SEEN", {})
+        (cache / "rates.json").unlink(missing_ok=True)
+        if keep_rate is not None:
+            keep_rate(123.0)
+        assert (estimate.stored_rate(2, model) == 123.0) is (model == kept)
+
+
+def test_the_first_guess_for_images_is_faster_than_for_signals() -> None:
+    assert estimate.default_rate("wide_resnet") > 3 * estimate.default_rate("mlp")
+    assert estimate.default_rate("my_module:make") == estimate.default_rate("mlp")
 
 
 class Clock:

@@ -25,6 +25,7 @@ from tacit.watch.fleets import LAST_LINES, MOST_PLACES, learning_curves
 from tacit.watch.items import Items
 from tacit.watch.observer import Observer
 from tacit.watch.pace import Pace
+from tacit.watch.scan import FolderScan
 
 
 def read(observer: Observer, since: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -373,15 +374,24 @@ def test_items_that_went_are_named_once_they_went() -> None:
     assert json.loads(f"{{{items.since(items.instance, before)}}}")["items"] == {"b": 2}
 
 
+def test_the_pace_of_a_model_says_nothing_about_another(made: tuple[ResultsFolder, list[Fleet]]) -> None:
+    folder, fleets = made
+    finish(folder, fleets[0])
+    scan = FolderScan(folder)
+    scan.items()
+    assert list(scan._pace("mlp").finished) == [fleets[0].id]
+    assert not scan._pace("wide_resnet").finished
+
+
 def test_time_left_comes_from_finished_fleets_then_from_those_under_way() -> None:
-    pace = Pace()
-    assert pace.seconds_left([100.0], model="mlp", workers=1, under_way={})[1]  # rough: nothing was seen
+    pace = Pace("mlp")
+    assert pace.seconds_left([100.0], workers=1, under_way={})[1]  # rough: nothing was seen
     pace.seen("a", 0.1, now=0.0)
     pace.seen("a", 0.2, now=10.0)
     # 10 % of 1,000 million operations in 10 s: 10 million a second.
-    assert pace.seconds_left([500.0], model="mlp", workers=1, under_way={"a": 1000.0}) == (pytest.approx(50.0), False)
+    assert pace.seconds_left([500.0], workers=1, under_way={"a": 1000.0}) == (pytest.approx(50.0), False)
     pace.ended("b", cost=1000.0, seconds=10.0)
-    assert pace.seconds_left([500.0, 500.0], model="mlp", workers=2, under_way={"a": 1000.0}) == (
+    assert pace.seconds_left([500.0, 500.0], workers=2, under_way={"a": 1000.0}) == (
         pytest.approx(5.0),
         False,
     )

@@ -21,7 +21,7 @@ from tacit.studies.train.packing import Fleet, finishing_time
 KEPT = 5  # rates of the last studies; their median is used, so one odd study does not spoil the estimates after it
 # Before anything was measured: a core of 2020's servers; estimates by it are called rough. Convolutions of images do
 # more operations per second than the small products of MLPs and signals: half of WRN-10-1's on a core of 2026, 144,000.
-DEFAULT_RATES = {"wide_resnet": 75_000.0}
+DEFAULT_RATES = {"wide_resnet": 72_000.0}
 DEFAULT_RATE = 15_000.0
 # A rate beyond this is a mistake of a clock or of an earlier version: no core multiplies a million times as fast as
 # it ticks. One such rate would call a study of a year an affair of seconds.

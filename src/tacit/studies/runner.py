@@ -100,8 +100,9 @@ def run(
             seconds = seconds_left(folder, fleets, workers=count, rate=rate)
             watcher.planned(Plan(study, tuple(fleets), count, seconds, rough=rate is None))
             writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds, study.keep_weights)
+            one_model = len({fleet.model for fleet in fleets}) == 1  # a rate of several would be that of none
             keep_rate = functools.partial(estimate.store_rate, count, fleets[0].model)
-            writer.train(executor, keep_rate=keep_rate if local_cores else None)
+            writer.train(executor, keep_rate=keep_rate if local_cores and one_model else None)
     finally:
         watcher.ended()
     return folder.rows_of(study.runs)

@@ -1,4 +1,4 @@
-"""How fast a folder's fleets train, from what was seen of them, and how long the rest takes."""
+"""How fast the fleets of one model train, from what was seen of them, and how long the rest takes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ FEWEST_SECONDS = 5.0  # of watching, before a fleet under way has a rate
 class Pace:
     """Rates in millions of operations per second and worker: of finished fleets, else of those that are under way."""
 
+    model: str  # rates of other models say nothing: see `estimate.stored_rate`
     finished: dict[str, float] = field(default_factory=dict)  # by fleet, in the order they were found
     _first: dict[str, tuple[float, float]] = field(default_factory=dict)  # by fleet: when, and the share done then
     _last: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -43,14 +44,12 @@ class Pace:
                     found.append(cost * (done - before) / (now - began))
         return found
 
-    def seconds_left(
-        self, left: Sequence[float], *, model: str, workers: int, under_way: dict[str, float]
-    ) -> tuple[float, bool]:
-        """How long `left` (costs of fleets of this model) takes on so many workers, and whether that is a rough guess.
+    def seconds_left(self, left: Sequence[float], *, workers: int, under_way: dict[str, float]) -> tuple[float, bool]:
+        """How long `left` (costs of fleets) takes on so many workers, and whether that is a rough guess.
 
         `under_way` are the whole costs of fleets that train now.
         """
         rates = list(self.finished.values())[-LAST:] or self._under_way(under_way)
-        known = statistics.median(rates) if rates else estimate.stored_rate(workers, model)
-        rate = known or estimate.default_rate(model)
+        known = statistics.median(rates) if rates else estimate.stored_rate(workers, self.model)
+        rate = known or estimate.default_rate(self.model)
         return finishing_time(left, workers) / rate, not rates

@@ -60,7 +60,7 @@ class FolderScan:
         self._progress: dict[str, tuple[object, FleetProgress]] = {}  # by fleet: stamps of its files
         self._unfinished: dict[str, tuple[FleetProgress, str, str]] = {}  # by fleet: progress, state, JSON
         self._text: tuple[object, str] = (None, "")
-        self._pace = Pace()
+        self._paces: dict[str, Pace] = {}  # by model
 
     def items(self) -> dict[str, str]:
         """The folder, its studies and their fleets, by name, each as JSON."""
@@ -78,7 +78,7 @@ class FolderScan:
         for model, facts, costs in studies:
             left, rough = 0.0, False
             if costs:
-                left, rough = self._pace.seconds_left(costs, model=model, workers=workers, under_way=under_way)
+                left, rough = self._pace(model).seconds_left(costs, workers=workers, under_way=under_way)
             facts |= {"left": float(f"{left:.2g}"), "rough": rough, "workers": len(under_way)}
             items[f"study {self.name} {facts['name']}"] = _json(facts)
         items[f"folder {self.name}"] = _json(self._folder(problems, written))
@@ -112,6 +112,9 @@ class FolderScan:
             found.setdefault(view.study.name, view)
         return [found[name] for name in sorted(found)]
 
+    def _pace(self, model: str) -> Pace:
+        return self._paces.setdefault(model, Pace(model))
+
     def _left(self, view: _StudyView) -> list[Fleet]:
         """The fleets of a study that are left to train."""
         if self._contents.unreadable:  # what is finished is not known
@@ -140,7 +143,7 @@ class FolderScan:
             work_left += view.works[fleet.id] * (1 - progress.done)
             if state == "under way":
                 under_way[fleet.id] = fleet.cost
-                self._pace.seen(fleet.id, progress.done)
+                self._pace(fleet.model).seen(fleet.id, progress.done)
         facts = {
             "folder": self.name,
             "name": study.name,
@@ -172,8 +175,8 @@ class FolderScan:
             facts = finished_fleet(rows, meta)
             held = self._rows[id] = (rows[0], len(rows), _json({"folder": self.name, "id": id, **facts}))
             if meta.get("runs") == len(rows):  # otherwise its seconds are not those of these rows
-                cost = Fleet(tuple(self._runs[row["run"]] for row in rows)).cost
-                self._pace.ended(id, cost=cost, seconds=facts["seconds"])
+                fleet = Fleet(tuple(self._runs[row["run"]] for row in rows))
+                self._pace(fleet.model).ended(id, cost=fleet.cost, seconds=facts["seconds"])
         return held[2]
 
     def _fleet_progress(self, id: str) -> FleetProgress:

@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_starts_over_and_says_so(tmp_path: Path, data: Data
 
 
 # -- real processes -----------------------------------------------------------------------------------------------
-LONG = study(epochs=200)  # a few seconds of training
+LONG = study(epochs=1000)  # some seconds of training, on a fast machine too
 
 
 def start(folder: Path, *, workers: int = 2) -> subprocess.Popen[bytes]:
@@ -230,9 +230,11 @@ def test_a_study_killed_at_a_dozen_random_moments_ends_with_the_same_bytes(
     assert start(tmp_path / "whole").wait(timeout=300) == 0
     whole = time.monotonic() - began
     assert rows_on_disk(tmp_path / "whole") == long_rows
-    draws, kills, folders = random.Random(2021), 0, (tmp_path / str(number) for number in itertools.count())
+    draws, kills, resumed = random.Random(2021), 0, 0
+    folders = (tmp_path / str(number) for number in itertools.count())
     folder = next(folders)
     while kills < 12:
+        resumed += bool(list(folder.glob("fleets/*/checkpoint.safetensors")))
         process = start(folder)
         try:
             process.wait(timeout=draws.uniform(0, whole))  # no machine is so fast that every new folder ends before
@@ -244,6 +246,7 @@ def test_a_study_killed_at_a_dozen_random_moments_ends_with_the_same_bytes(
             assert process.returncode == 0
             assert rows_on_disk(folder) == long_rows
             folder = next(folders)
+    assert resumed  # some were killed while they trained
     assert start(folder).wait(timeout=120) == 0
     assert rows_on_disk(folder) == long_rows
 
