@@ -23,7 +23,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def check(x: Tensor, y: Tensor, part: slice) -> float:
+def check(x: Tensor, y: Tensor, part: Tensor) -> float:
     """‖workers' gradient − micro-batched gradient‖ over the norm of the latter."""
     alone, together = make_model().double(), DistributedDataParallel(make_model().double())
     penalty = tacit.GradientPenalty(alone, STRENGTH, micro_batch_size=len(x) // dist.get_world_size())
@@ -33,20 +33,8 @@ def check(x: Tensor, y: Tensor, part: slice) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def train(strength: float, x: Tensor, y: Tensor, part: slice, epochs: int) -> nn.Module:
-    model = DistributedDataParallel(make_model())  # it also seeds the order of examples, alike on every worker
-    optimizer, penalty = torch.optim.SGD(model.parameters(), LEARNING_RATE), tacit.GradientPenalty(model, strength)
-    for rows in (rows[part] for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH_SIZE)):
-        optimizer.zero_grad()
-        penalty.backward(lambda: F.cross_entropy(model(x[rows]), y[rows]))  # noqa: B023
-        optimizer.step()
-    return model.module
-
-
 def main(epochs: int = 20) -> None:
-    dist.init_process_group("gloo")
-    size = BATCH_SIZE // dist.get_world_size()
-    part = slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)  # of each batch, as DistributedSampler gives
+    part = torch.arange(BATCH_SIZE).chunk(dist.get_world_size())[dist.get_rank()]  # this worker's rows of each batch
     say = print if dist.get_rank() == 0 else lambda *_: None
     data = load("mnist1d")
     x, test_x = torch.from_numpy(data.train_inputs[:1024]), torch.from_numpy(data.test_inputs)
@@ -54,13 +42,18 @@ def main(epochs: int = 20) -> None:
     apart = check(x[:BATCH_SIZE].double(), y[:BATCH_SIZE], part)
     say(f"{dist.get_world_size()} workers against micro-batches on one device: relative difference {apart:.1e}")
     for strength in (0.0, STRENGTH):
-        right = (train(strength, x, y, part, epochs)(test_x).argmax(1) == test_y).double().mean()
+        model = DistributedDataParallel(make_model())  # it also seeds the order of examples, alike on every worker
+        optimizer, penalty = torch.optim.SGD(model.parameters(), LEARNING_RATE), tacit.GradientPenalty(model, strength)
+        for rows in (rows[part] for _ in range(epochs) for rows in torch.randperm(len(x)).split(BATCH_SIZE)):
+            optimizer.zero_grad()
+            penalty.backward(lambda: F.cross_entropy(model(x[rows]), y[rows]))  # noqa: B023
+            optimizer.step()
+        right = (model.module(test_x).argmax(1) == test_y).double().mean()
         say(f"λ = {strength:<4} test accuracy {100 * right:.1f} %")
-    # DDP is part of reference cycles that hold the process group. Left to the end of Python, its threads aborted 4 of 18
-    # runs (torch 2.13 and gloo, with and without the penalty).
-    gc.collect()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     main(*map(int, sys.argv[1:]))
+    gc.collect()  # reference cycles of DDP hold the process group; its threads can abort the end: docs/distributed.md
+    dist.destroy_process_group()
