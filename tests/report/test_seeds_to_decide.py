@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import random
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +65,16 @@ def test_the_figure_that_is_judged_has_as_many_seeds_as_were_asked_for(
     assert numbers == {count}
 
 
+def test_heights_are_drawn_as_well_as_their_runs_know_them(seeds: ModuleType, parts: list[Part]) -> None:
+    law, noise = seeds.law_of(parts), random.Random(3)
+    assert law.heights == pytest.approx([float(mean) for mean in law.points.layout.means])
+    draws = [law.drawn(noise).heights for _ in range(1000)]
+    for height, scatter, drawn in zip(law.heights, law.scatters, zip(*draws, strict=True), strict=True):
+        error = scatter / math.sqrt(30)
+        assert statistics.mean(drawn) == pytest.approx(height, abs=4 * error / math.sqrt(1000))
+        assert statistics.stdev(drawn) == pytest.approx(error, rel=0.1)  # 1000 draws know it to 2.2 %
+
+
 def test_made_up_seeds_share_their_effect_over_points_and_leave_stored_runs_alone(
     seeds: ModuleType, parts: list[Part]
 ) -> None:
@@ -73,8 +85,6 @@ def test_made_up_seeds_share_their_effect_over_points_and_leave_stored_runs_alon
     assert made.rows[: len(parts[0].rows)] == parts[0].rows
     new = made.rows[len(parts[0].rows) :]
     assert [row["spec"]["seed"] for row in new] == [30] * 4
-    heights = dict(
-        zip([rows[0]["spec"]["learning_rate"] for rows in law.points.rows], law.points.layout.means, strict=True)
-    )
+    heights = dict(zip([rows[0]["spec"]["learning_rate"] for rows in law.points.rows], law.heights, strict=True))
     for row in new:
         assert row["best_test_accuracy"] == pytest.approx(heights[row["spec"]["learning_rate"]] + 0.5, abs=1e-12)
