@@ -5,10 +5,10 @@
 Every point of a figure gets seeds up to a number. Stored runs stay as they are. A made-up run is the height of its
 point, an effect of its seed that all points share, and scatter, as the report's layout (seed × point) finds them in the
 stored rows. Seeds that are there keep their effect, new ones draw theirs. Heights are known no better than their runs
-scatter, so every draw has heights of its own, around the stored ones: with heights taken for true, four seeds promised
-that ten would decide 1b, and ten did not. At a point where a stored run diverged, stored runs are repeated. 40 draws
-know a share of one half to ±16 %. Core-hours are those of the stored runs: CPU time where it is known, else the time
-that passed. About five minutes.
+scatter, so every draw has heights of its own, around the stored ones. At a point where a stored run diverged, stored
+runs are repeated. 40 draws know a share of one half to ±16 %, and few seeds know the scatter badly: on the four seeds
+of 1b, ten decided in 34 of 40 draws, and the real ten did not. Core-hours are those of the stored runs: CPU time where
+it is known, else the time that passed. About two minutes.
 """
 
 from __future__ import annotations
