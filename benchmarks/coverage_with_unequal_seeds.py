@@ -3,7 +3,7 @@
     python benchmarks/coverage_with_unequal_seeds.py --json benchmarks/results/coverage_with_unequal_seeds.json
 
 Every figure there keeps its points and the seeds that each has; accuracies are made up: the point's stored mean, an
-effect of the seed (0.8 points) and scatter (0.5 points), about as large as in the stored rows. A point that does not
+effect of the seed (0.8 points) and scatter (0.5 points; the stored rows have 0.7 and 0.7 to 0.8). A point that does not
 train there does not here, and scatters by 5 points. Counted are 95 % intervals of the differences of all pairs of
 points that train, and of the highest point over the first one: 0.93 to 0.97 is what equal seeds are held to, and more
 for the highest, whose interval is honest in the worst case. Needs no torch; about a minute.
