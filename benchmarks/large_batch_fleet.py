@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import tacit
 from tacit._random import generator
 from tacit.batching import epoch_batches
-from tacit.penalty._ratio_limit import RatioLimit
+from tacit.penalty.ratio_limit import RatioLimit
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers
 from tacit.studies.train.models import mlp

@@ -26,7 +26,7 @@ from large_batch_tasks import TASKS, load_task
 from tacit._files import write_atomically
 from tacit._provenance import provenance
 from tacit.edges import largest_stable_curvature
-from tacit.penalty._ratio_limit import RatioLimit
+from tacit.penalty.ratio_limit import RatioLimit
 from tacit.studies.train import batched_mlp
 
 FOLDER = Path(__file__).parent / "results"

@@ -15,7 +15,6 @@ LAYERS = [
     {
         *[
             "_arguments",
-            "_calls",
             "_counted",
             "_errors",
             "_files",
@@ -32,6 +31,7 @@ LAYERS = [
         *["_terminal_bar", "_tree"],
     },
     {"batching", "edges", "problem", "schedules", "sinks"},
+    {"layers"},
     {"penalty", "nstep", "theory", "diagnostics", "convert"},
     {"advice", "studies"},
     {"report", "integrations", "bench"},

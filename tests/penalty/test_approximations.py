@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import labels, numbers, spread
 from tacit import GradientPenalty, InputError
-from tacit.penalty._kinks import Kinks
+from tacit.penalty.methods.kinks import Kinks
 
 STRENGTH = 0.3
 

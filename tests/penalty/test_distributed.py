@@ -20,7 +20,7 @@ from distributed_scenarios import train
 from distributed_workers import EXAMPLES, SCENARIOS, STRENGTH, batch, gradients, wide
 from tacit import GradientPenalty
 from tacit.penalty import METHODS
-from tacit.penalty._ratio_limit import FIRST, REMEMBERED
+from tacit.penalty.ratio_limit import FIRST, REMEMBERED
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 # In float64 the two sides differ by the order of additions: 1e-10 is a million roundings.

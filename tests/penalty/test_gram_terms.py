@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from cases import labels, numbers
 from tacit import FactoredSGD, GradientPenalty, InputError
-from tacit.penalty import gram
-from tacit.penalty._layers import LinearSite
+from tacit.layers.kinds import LinearSite
+from tacit.penalty.methods import gram
 
 ROWS = {"gram form": 4, "direct form": 40}  # a layer of 8 by 8 takes the Gram form up to 6 rows
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from cases import CASES, Case, numbers
 from oracles import penalised_gradient
-from tacit.penalty import METHODS, FactoredSGD, GradientPenalty, _skinny
+from tacit.layers import few_rows
+from tacit.penalty import METHODS, FactoredSGD, GradientPenalty
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -217,5 +218,5 @@ def test_products_cut_into_slabs_are_the_same_products(rows: int, shape: tuple[i
     weight, bias = numbers(*shape, seed=1), numbers(shape[0], seed=2)
     inputs, gradients = numbers(rows, shape[1], seed=3), numbers(rows, shape[0], seed=4)
     # float64 sums of 2048 terms of size one: 1e-10 leaves two digits beyond rounding.
-    torch.testing.assert_close(_skinny.linear(inputs, weight, bias), inputs @ weight.T + bias, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(_skinny.product(gradients, weight), gradients @ weight, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(few_rows.linear(inputs, weight, bias), inputs @ weight.T + bias, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(few_rows.product(gradients, weight), gradients @ weight, rtol=1e-10, atol=1e-10)

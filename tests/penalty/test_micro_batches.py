@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import ConvolutionNet, EmbeddingNet, HiddenUse, SkipInitNet, TransformerBlock, Twice, labels, numbers, spread
 from tacit import FactoredSGD, GradientPenalty, InputError
-from tacit.penalty import _one_pass
-from tacit.penalty._micro_batches import MicroBatches
+from tacit.penalty.methods import one_pass
+from tacit.penalty.methods.micro_batches import MicroBatches
 from tacit.studies.train.models import mlp
 
 SIZE = 3  # of a micro-batch; batches have 12 examples
@@ -314,8 +314,8 @@ def test_a_wrong_one_pass_is_noticed_and_replaced(
     """A norm that is right for the whole batch and wrong for micro-batches."""
     problem = ONE_PASS["mlp"]()
     expected, _ = reference(problem, 0.7)
-    plain = _one_pass.squared_norm
-    monkeypatch.setattr(_one_pass, "squared_norm", lambda views, parameters: 2 * plain(views, parameters))
+    plain = one_pass.squared_norm
+    monkeypatch.setattr(one_pass, "squared_norm", lambda views, parameters: 2 * plain(views, parameters))
     penalty = penalty_of(problem)
     with caplog.at_level(logging.WARNING):
         penalty.backward(problem.closure, problem.inputs, problem.targets)

@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from tacit._calls import (
+from tacit.diagnostics._uses import (
+    BroadcastUse,
+    ConvolutionUse,
+    EmbeddingUse,
+    FlatConvolutionUse,
+    LinearUse,
+    Use,
+)
+from tacit.layers.calls import (
     ConvolutionCall,
     EmbeddingCall,
     ExpansionCall,
@@ -19,14 +27,6 @@ from tacit._calls import (
     SumCall,
     layer_call,
     tensors_in,
-)
-from tacit.diagnostics._uses import (
-    BroadcastUse,
-    ConvolutionUse,
-    EmbeddingUse,
-    FlatConvolutionUse,
-    LinearUse,
-    Use,
 )
 
 

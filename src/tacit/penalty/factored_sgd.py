@@ -2,7 +2,7 @@
 
     W ← (1 − εμ) W − ε [S; D]ᵀ [X; T]
 
-One in-place matrix product per layer and step, into the weight or into its momentum (`_sgd_update`): no gradient is
+One in-place matrix product per layer and step, into the weight or into its momentum (`sgd_update`): no gradient is
 written or read, which is what a wide layer at a small batch size waits for.
 """
 
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
-from tacit.penalty import gram
-from tacit.penalty._autocast import AmbientAutocast
-from tacit.penalty._layers import LinearSite
-from tacit.penalty._micro_batches import MicroBatches, split
-from tacit.penalty._parameters import penalised_parameters
-from tacit.penalty._penalty_part import mean_or_none
-from tacit.penalty._refusals import translated_errors
-from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
-from tacit.penalty._sgd_update import Gradient, sgd_update
-from tacit.penalty._task import Outcome, Task
-from tacit.penalty._wrappers import refuse_ddp, refuse_shards, without_ddp
+from tacit.layers.kinds import LinearSite
+from tacit.layers.penalty_part import mean_or_none
+from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
+from tacit.penalty.methods import gram
+from tacit.penalty.methods.micro_batches import MicroBatches, split
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.parameters import penalised_parameters
 from tacit.penalty.record import PenaltyRecord
+from tacit.penalty.sgd_update import Gradient, sgd_update
+from tacit.penalty.surroundings.autocast import AmbientAutocast
+from tacit.penalty.surroundings.refusals import translated_errors
+from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp
 
 COMPARE_EVERY = 100  # steps between comparisons of micro-batches in one pass with a loop, as in `GradientPenalty`
 

@@ -18,24 +18,24 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit._random import generator as named_generator
-from tacit.penalty import gram
-from tacit.penalty._approximation import LARGEST_ERROR, Approximation
-from tacit.penalty._autocast import AmbientAutocast
-from tacit.penalty._distributed import Step, Workers
-from tacit.penalty._edge_watch import EdgeWatch
-from tacit.penalty._layers import LinearSite
-from tacit.penalty._micro_batches import MicroBatches, split
-from tacit.penalty._parameters import penalised_parameters
-from tacit.penalty._penalty_part import mean_or_none
-from tacit.penalty._ratio_limit import RatioLimit
-from tacit.penalty._refusals import translated_errors
-from tacit.penalty._replica import lengths
-from tacit.penalty._second_derivatives import AttentionNotice, check_attention, twice_differentiable
-from tacit.penalty._shards import is_sharded, plain_step
-from tacit.penalty._task import Closure, Outcome, Task
-from tacit.penalty._wrappers import refuse_shards, refuse_wrapped
+from tacit.layers.kinds import LinearSite
+from tacit.layers.penalty_part import mean_or_none
+from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
+from tacit.penalty.edge_watch import EdgeWatch
+from tacit.penalty.methods import gram
+from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
+from tacit.penalty.methods.micro_batches import MicroBatches, split
+from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.parameters import penalised_parameters
+from tacit.penalty.ratio_limit import RatioLimit
 from tacit.penalty.record import PenaltyRecord
 from tacit.penalty.registry import Method, choose, fastest_exact
+from tacit.penalty.surroundings.autocast import AmbientAutocast
+from tacit.penalty.surroundings.refusals import translated_errors
+from tacit.penalty.workers.ddp import Step, Workers
+from tacit.penalty.workers.replica import lengths
+from tacit.penalty.workers.shards import is_sharded, plain_step
+from tacit.penalty.workers.wrappers import refuse_shards, refuse_wrapped
 
 Strength = float | Callable[[int], float]
 _log = logging.getLogger("tacit")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from tacit._errors import InputError
-from tacit.penalty import ascent, double_backward, finite_difference, forward_over_reverse, gram
-from tacit.penalty._task import Outcome, Task
+from tacit.penalty.methods import ascent, double_backward, finite_difference, forward_over_reverse, gram
+from tacit.penalty.objective import Outcome, Task
 
 
 @dataclass(frozen=True)

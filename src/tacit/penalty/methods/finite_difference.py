@@ -3,15 +3,15 @@
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s            forward,  error O(s)
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω − s g)) / 2s     central,  error O(s²)
 
-For models that have no second derivative. Units keep the side of their kinks at ω (`_kinks`), so that the differences
+For models that have no second derivative. Units keep the side of their kinks at ω (`kinks`), so that the differences
 are those of a smooth function; where that cannot be done the error shows it. The error is estimated and reported.
 """
 
 from __future__ import annotations
 
-from tacit.penalty._shards import ShardedViews, is_sharded
-from tacit.penalty._task import Outcome, Task
-from tacit.penalty._two_pass import Views, estimate
+from tacit.penalty.methods.two_pass import Views, estimate
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.workers.shards import ShardedViews, is_sharded
 
 
 def backward(task: Task) -> Outcome:

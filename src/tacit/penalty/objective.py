@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
-from tacit.penalty._compiled import uncompiled
-from tacit.penalty._modes import modes_on
-from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
-from tacit.penalty._refusals import refuse_wrong_graphs
-from tacit.penalty._state import without_hooks
+from tacit.layers.modes import modes_on
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart
+from tacit.penalty.surroundings.compiled import uncompiled
+from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
+from tacit.penalty.surroundings.state import without_hooks
 
 Closure = Callable[[], Tensor]
 

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from tacit._graph import leaf_uses
-from tacit.penalty._compiled import uncompiled
-from tacit.penalty._layers import LinearSite
-from tacit.penalty._micro_batch_capture import (
+from tacit.layers.kinds import LinearSite
+from tacit.layers.layer_use import Site
+from tacit.layers.micro_batch_capture import (
     MicroBatchCapture,
     NotInOnePassError,
     UsesChangedError,
     micro_batch_losses,
 )
-from tacit.penalty._passes import (
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart, RowWatch
+from tacit.layers.squared_norms import by_index, uses_gram
+from tacit.penalty.methods.passes import (
     View,
     can_keep_factors,
     inner_pass,
@@ -25,11 +27,9 @@ from tacit.penalty._passes import (
     site_uses,
     squared_norm,
 )
-from tacit.penalty._penalty_part import GradientWatch, PenaltyPart, RowWatch
-from tacit.penalty._refusals import refuse_wrong_graphs
-from tacit.penalty._sites import Site
-from tacit.penalty._squared_norms import by_index, uses_gram
-from tacit.penalty._task import Outcome, Task
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.surroundings.compiled import uncompiled
+from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
 
 LARGEST_COPIES = 2**24  # numbers: 64 MB in float32, beside four times the model
 

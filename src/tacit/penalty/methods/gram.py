@@ -1,8 +1,8 @@
 """The exact penalty from layer factors: no weight gradient of a linear layer is formed inside the graph.
 
-1. The closure runs once; linear, convolution and embedding calls become sites (`_capture`).
-2. The inner pass asks for the gradient once; sites record input rows X and output-gradient rows D (`_sites`).
-3. R = ‖∇Ĉ‖² is added up from the factors, in the Gram or the direct form, whichever is cheaper (`_squared_norms`);
+1. The closure runs once; linear, convolution and embedding calls become sites (`capture`).
+2. The inner pass asks for the gradient once; sites record input rows X and output-gradient rows D (`layer_use`).
+3. R = ‖∇Ĉ‖² is added up from the factors, in the Gram or the direct form, whichever is cheaper (`squared_norms`);
    every other parameter (norms, scalars, bare ones) contributes its own gradient.
 4. Ĉ + (λ/4) R is differentiated once.
 
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
-from tacit.penalty._buffers import BufferVersions
-from tacit.penalty._capture import Capture
-from tacit.penalty._check import check_against_double_backward
-from tacit.penalty._layers import EmbeddingSite, LinearSite
-from tacit.penalty._passes import (
+from tacit.layers.capture import Capture
+from tacit.layers.kinds import EmbeddingSite, LinearSite
+from tacit.layers.layer_use import Site
+from tacit.layers.penalty_part import FactorWatch, GradientWatch, PenaltyPart
+from tacit.layers.squared_norms import inner_product, parameter_gradients, uses_gram
+from tacit.penalty.methods.check import check_against_double_backward
+from tacit.penalty.methods.passes import (
     View,
     can_keep_factors,
     inner_pass,
@@ -32,12 +34,10 @@ from tacit.penalty._passes import (
     site_uses,
     squared_norm,
 )
-from tacit.penalty._penalty_part import FactorWatch, GradientWatch, PenaltyPart
-from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._sites import Site
-from tacit.penalty._squared_norms import inner_product, parameter_gradients, uses_gram
-from tacit.penalty._state import RandomState, second_pass
-from tacit.penalty._task import Closure, Outcome, Task
+from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.surroundings.buffers import BufferVersions
+from tacit.penalty.surroundings.refusals import NOTHING_REACHED
+from tacit.penalty.surroundings.state import RandomState, second_pass
 
 
 def backward(task: Task) -> Outcome:
@@ -77,7 +77,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
 def _watch_part(
     task: Task, views: Sequence[View], factored: Sequence[Site]
 ) -> tuple[PenaltyPart | None, GradientWatch | None]:
-    """Lets the outer pass add up the penalty's part of the gradient (`_penalty_part`), where one view has it all.
+    """Lets the outer pass add up the penalty's part of the gradient (`penalty_part`), where one view has it all.
 
     A weight in the Gram form is watched by its factors; every other parameter by its gradient g, which the inner pass
     or the direct form has formed. What would cost a product (a weight in the Gram form with many rows, or with several

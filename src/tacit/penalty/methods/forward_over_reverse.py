@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 
 from tacit._errors import InputError
-from tacit.penalty._compiled import uncompiled
-from tacit.penalty._modes import modes_on
-from tacit.penalty._refusals import UnsupportedModelError, translated
-from tacit.penalty._state import second_pass
-from tacit.penalty._task import Closure, Outcome, Task
-from tacit.penalty._two_pass import Views
+from tacit.layers.modes import modes_on
+from tacit.penalty.methods.two_pass import Views
+from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.surroundings.compiled import uncompiled
+from tacit.penalty.surroundings.refusals import UnsupportedModelError, translated
+from tacit.penalty.surroundings.state import second_pass
 
 
 class _Closed(nn.Module):

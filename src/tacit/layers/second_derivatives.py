@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tacit._errors import InputError
-from tacit.penalty._modes import modes_off
+from tacit.layers.modes import modes_off
 
 _log = logging.getLogger("tacit")
 _FAR = 1e30  # stands for −∞ in log-space sums: its exponential is 0, and its gradient is not nan

@@ -1,6 +1,6 @@
 """Our own arithmetic without a look at modes.
 
-A closure runs under modes that see every torch function (`_capture`, `_second_derivatives`), and so do backward passes,
+A closure runs under modes that see every torch function (`capture`, `second_derivatives`), and so do backward passes,
 where a checkpoint runs a part of it again. Each look takes 1 to 2 µs, even at a tensor's shape. So modes are off in
 exact methods, but for closures and backward passes, and off again in our own functions inside those: on a small model
 (40-64³-10, 256 examples in micro-batches of 16) that makes 30 looks of 350, and a step three quarters as long.

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.penalty._layers import EmbeddingSite, LinearSite, rows
-from tacit.penalty._modes import without_modes
-from tacit.penalty._sites import Site
+from tacit.layers.kinds import EmbeddingSite, LinearSite, rows
+from tacit.layers.layer_use import Site
+from tacit.layers.modes import without_modes
 
 
 def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
-from tacit.penalty._layers import LinearSite
-from tacit.penalty._micro_batch_capture import NotInOnePassError, UsesChangedError
-from tacit.penalty._modes import modes_on
-from tacit.penalty._one_pass import OnePass
-from tacit.penalty._state import RandomState
-from tacit.penalty._task import Outcome, Task
+from tacit.layers.kinds import LinearSite
+from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
+from tacit.layers.modes import modes_on
+from tacit.penalty.methods.one_pass import OnePass
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.surroundings.state import RandomState
 
 _log = logging.getLogger("tacit")
 Result = tuple[list[Outcome], list[LinearSite]]

@@ -83,7 +83,7 @@ class RowWatch:
     """Sees the rows of one layer call while K micro-batches go through the outer pass at once; adds up ⟨gₖ, λ/2 Hₖ gₖ⟩.
 
     The layer's part of gₖ is G(X, D), bilinear, and the outer pass finds G(X, S) + G(T, D) = factor · (gₖ + λ/2 Hₖ gₖ)
-    with rows S and T (`_sites`). R = Σₖ‖gₖ‖² has P = ∂R/∂D = 2 ∂⟨G, G(X, ·)⟩ and Q = ∂R/∂X alike, so that
+    with rows S and T (`layer_use`). R = Σₖ‖gₖ‖² has P = ∂R/∂D = 2 ∂⟨G, G(X, ·)⟩ and Q = ∂R/∂X alike, so that
 
         ⟨gₖ, G(X, S) + G(T, D)⟩, summed over k, = ½ (⟨P, S⟩ + ⟨Q, T⟩)
 

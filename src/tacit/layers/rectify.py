@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.penalty._modes import without_modes
+from tacit.layers.modes import without_modes
 
 
 class Rectify(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """The inner and the outer pass over a closure's sites, and ‖∇Ĉ‖² between them.
 
-What the passes do to a single site is drawn in `_sites`.
+What the passes do to a single site is drawn in `layer_use`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import nodes
 from tacit._tree import total
-from tacit.penalty._layers import LinearSite
-from tacit.penalty._modes import modes_on
-from tacit.penalty._penalty_part import GradientWatch
-from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._sites import Site
-from tacit.penalty._squared_norms import bias_squared_norm, weight_squared_norm
-from tacit.penalty._state import without_hooks
-from tacit.penalty._task import Task
+from tacit.layers.kinds import LinearSite
+from tacit.layers.layer_use import Site
+from tacit.layers.modes import modes_on
+from tacit.layers.penalty_part import GradientWatch
+from tacit.layers.squared_norms import bias_squared_norm, weight_squared_norm
+from tacit.penalty.objective import Task
+from tacit.penalty.surroundings.refusals import NOTHING_REACHED
+from tacit.penalty.surroundings.state import without_hooks
 
 
 @dataclass

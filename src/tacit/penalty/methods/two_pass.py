@@ -2,7 +2,7 @@
 
     H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s
 
-The two methods differ only in s, and in whether units may switch between the two points (`_kinks`).
+The two methods differ only in s, and in whether units may switch between the two points (`kinks`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
-from tacit.penalty._kinks import Kinks
-from tacit.penalty._modes import modes_on
-from tacit.penalty._penalty_part import PenaltyPart, penalty_part
-from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._state import RandomState, moved, second_pass, without_hooks
-from tacit.penalty._task import Closure, Outcome, Task
+from tacit.layers.modes import modes_on
+from tacit.layers.penalty_part import PenaltyPart, penalty_part
+from tacit.penalty.methods.kinks import Kinks
+from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.surroundings.refusals import NOTHING_REACHED
+from tacit.penalty.surroundings.state import RandomState, moved, second_pass, without_hooks
 
 
 class Views:
@@ -84,7 +84,7 @@ class Views:
                 gradients.append(torch.zeros_like(leaf))
         return gradients
 
-    # -- what differs where a worker holds a shard of every parameter (`_shards`) ------------------------------------
+    # -- what differs where a worker holds a shard of every parameter (`shards`) ------------------------------------
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """The length of one vector in parts."""
         return torch.stack(torch._foreach_norm(list(tensors))).norm()
@@ -134,7 +134,7 @@ class Views:
 
         With D(s) the forward difference and D(−s) the one backwards: halving s halves a truncation error and doubles
         that of rounding, so it shows both. 2(D(s/2) − D(−s/2)) − (D(s) − D(−s)) vanishes for smooth functions and shows
-        kinks that lie on one side. A function with kinks everywhere looks smooth from any distance: see `_kinks`.
+        kinks that lie on one side. A function with kinks everywhere looks smooth from any distance: see `kinks`.
         """
         halves = [distance / 2 for distance in distances]
         ahead, behind = (self.curvature_products(half, central=False) for half in (halves, [-h for h in halves]))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from tacit._calls import (
+from tacit.layers.calls import (
     ConvolutionCall,
     EmbeddingCall,
     LinearCall,
@@ -21,11 +21,11 @@ from tacit._calls import (
     tensors_in,
     transposed_parameter,
 )
-from tacit.penalty._layers import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite
-from tacit.penalty._modes import overrides_functions
-from tacit.penalty._rectify import Rectify
-from tacit.penalty._second_derivatives import Replacing
-from tacit.penalty._sites import Site
+from tacit.layers.kinds import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite
+from tacit.layers.layer_use import Site
+from tacit.layers.modes import overrides_functions
+from tacit.layers.rectify import Rectify
+from tacit.layers.second_derivatives import Replacing
 
 
 class Capture(TorchFunctionMode):

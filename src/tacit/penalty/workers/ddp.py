@@ -7,7 +7,7 @@ With W workers, each with its own equal part of the batch, the objective is one 
 
 A worker computes its part with DDP out of the way: DDP expects one forward and one backward pass per step, its hooks
 would reduce whatever the first of several passes leaves behind. The finished gradient then goes through DDP's own
-forward and backward once (`_hand_over`), so that its buckets, communication hooks, unused parameters, static graph and
+forward and backward once (`hand_over`), so that its buckets, communication hooks, unused parameters, static graph and
 buffers work as they do without a penalty. What is lost is the overlap of computing and communicating.
 
 A trainer may call the penalty inside the forward pass of DDP (Lightning does, around `training_step`). That DDP itself
@@ -30,10 +30,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit._errors import InputError
-from tacit.penalty._agreement import facts_of_step, refuse_disagreement
-from tacit.penalty._hand_over import GradientSum, zero_with_gradients
-from tacit.penalty._replica import Replica, divided
-from tacit.penalty._wrappers import in_a_group, refuse_settings
+from tacit.penalty.workers.agreement import facts_of_step, refuse_disagreement
+from tacit.penalty.workers.hand_over import GradientSum, zero_with_gradients
+from tacit.penalty.workers.replica import Replica, divided
+from tacit.penalty.workers.wrappers import in_a_group, refuse_settings
 
 
 class Workers:

@@ -8,8 +8,8 @@ second-order part is estimated and reported as the error.
 
 from __future__ import annotations
 
-from tacit.penalty._task import Outcome, Task
-from tacit.penalty._two_pass import Views, estimate
+from tacit.penalty.methods.two_pass import Views, estimate
+from tacit.penalty.objective import Outcome, Task
 
 
 def backward(task: Task) -> Outcome:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_map
 
-from tacit.penalty._capture import Capture
-from tacit.penalty._modes import modes_on, overrides_functions
-from tacit.penalty._rectify import Rectify
-from tacit.penalty._sites import Site
+from tacit.layers.capture import Capture
+from tacit.layers.layer_use import Site
+from tacit.layers.modes import modes_on, overrides_functions
+from tacit.layers.rectify import Rectify
 
 _functorch: Any = torch._C._functorch
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.penalty import _skinny
-from tacit.penalty._sites import Site
+from tacit.layers import few_rows
+from tacit.layers.layer_use import Site
 
 
 class LinearSite(Site):
@@ -29,14 +29,14 @@ class LinearSite(Site):
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self.transposed:
-            return _skinny.linear(inputs, weight, bias)
-        outputs = _skinny.product(inputs, weight)
+            return few_rows.linear(inputs, weight, bias)
+        outputs = few_rows.product(inputs, weight)
         return outputs if bias is None else outputs.add_(bias)
 
     def input_gradient(self, output_gradient: Tensor, weight: Tensor, like: Tensor) -> Tensor:
         if self.transposed:
-            return _skinny.linear(output_gradient, weight, None)
-        return _skinny.product(output_gradient, weight)
+            return few_rows.linear(output_gradient, weight, None)
+        return few_rows.product(output_gradient, weight)
 
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
         X, D = rows(inputs), rows(output_gradient)

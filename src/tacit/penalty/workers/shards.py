@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit.penalty._kinks import Kinks
-from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._state import RandomState, without_hooks
-from tacit.penalty._task import Outcome, Task
-from tacit.penalty._two_pass import Views
-from tacit.penalty._wrappers import in_a_group
+from tacit.penalty.methods.kinks import Kinks
+from tacit.penalty.methods.two_pass import Views
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.surroundings.refusals import NOTHING_REACHED
+from tacit.penalty.surroundings.state import RandomState, without_hooks
+from tacit.penalty.workers.wrappers import in_a_group
 
 
 def is_sharded(model: nn.Module) -> bool:

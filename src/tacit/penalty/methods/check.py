@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import total
-from tacit.penalty._modes import modes_on
-from tacit.penalty._sites import Site
-from tacit.penalty._state import without_hooks
+from tacit.layers.layer_use import Site
+from tacit.layers.modes import modes_on
+from tacit.penalty.surroundings.state import without_hooks
 
 TOLERANCE = 1e-3  # a hundred times the rounding of float32, and less than what λ is ever known to
 HALF_PRECISION_NORM = 0.02  # a few roundings; a use that was not seen is larger, as a rule

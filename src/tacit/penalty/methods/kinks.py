@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit._calls import tensors_in
+from tacit.layers.calls import tensors_in
 
 
 class Kinks(TorchFunctionMode):

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from tacit._errors import InputError
-from tacit.penalty._refusals import UnsupportedModelError, translated_errors
-from tacit.penalty._state import RandomState, second_pass
-from tacit.penalty._task import Outcome, Task
+from tacit.penalty.objective import Outcome, Task
 from tacit.penalty.registry import Method, choose, fastest_exact
+from tacit.penalty.surroundings.refusals import UnsupportedModelError, translated_errors
+from tacit.penalty.surroundings.state import RandomState, second_pass
 
 LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
 CHOICES = ("exact", "raise", "warn")

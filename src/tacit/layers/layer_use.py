@@ -7,7 +7,7 @@ is built, a `Site` keeps X and D instead of G. The passes over one site:
 
     inner pass        X̄ ◀─── input gradient (W) ── D ◀── … ◀── 1            the site keeps X and D
 
-    R = ‖∇Ĉ‖²         ‖G(X, D)‖², added up over sites (`_squared_norms`)
+    R = ‖∇Ĉ‖²         ‖G(X, D)‖², added up over sites (`squared_norms`)
 
     outer pass        1. squared norm:    V = ∂R/∂G arrives;  D receives layer(X; V), X receives input gradient(D; V)
     of Ĉ + (λ/4) R    2. input gradient:  T = ∂/∂X̄ arrives;   D receives layer(T; W), W receives G(T, D)
@@ -34,8 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.penalty._modes import without_modes
-from tacit.penalty._penalty_part import FactorWatch, RowWatch
+from tacit.layers.modes import without_modes
+from tacit.layers.penalty_part import FactorWatch, RowWatch
 
 
 class Site(ABC):

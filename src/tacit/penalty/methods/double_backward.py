@@ -14,12 +14,12 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit._tree import total
-from tacit.penalty._buffers import BufferVersions
-from tacit.penalty._modes import modes_on
-from tacit.penalty._penalty_part import GradientWatch, PenaltyPart
-from tacit.penalty._refusals import NOTHING_REACHED
-from tacit.penalty._state import without_hooks
-from tacit.penalty._task import Outcome, Task
+from tacit.layers.modes import modes_on
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart
+from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.surroundings.buffers import BufferVersions
+from tacit.penalty.surroundings.refusals import NOTHING_REACHED
+from tacit.penalty.surroundings.state import without_hooks
 
 
 def backward(task: Task) -> Outcome:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit._calls import tensors_in
 from tacit._errors import InputError
-from tacit.penalty._hand_over import GradientSum, zero_with_gradients
+from tacit.layers.calls import tensors_in
+from tacit.penalty.workers.hand_over import GradientSum, zero_with_gradients
 
 
 class Replica:

@@ -1,0 +1,1 @@
+"""Ways to differentiate the penalised objective, one file each, and what they share."""

@@ -1,0 +1,1 @@
+"""What is done around the user's code: state, autocast, compiled models, refusals."""

@@ -1,0 +1,1 @@
+"""Several workers: DistributedDataParallel, shards, and what workers compare."""
