@@ -11,7 +11,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 ZOO = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "models.md"
-METHODS = ("auto", "gram", "double_backward", "forward_over_reverse", "FactoredSGD", "finite_difference", "ascent")
+METHODS = ("auto", "gram", "double_backward", "FactoredSGD", "finite_difference")
 EXACT_METHODS = METHODS[:5]
 FAILURES = ("wrong", "traceback", "buffers")
 

@@ -23,16 +23,14 @@ IMAGES = {
     "fashion-mnist": "Fashion-MNIST, 784-4096³-10",
 }
 CONVOLUTION = {"mnist1d-conv": "MNIST-1D, `conv1d`"}
-COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference", "ascent")
+COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference")
 EXACT = COLUMNS[:4]
 # Products per linear layer, and whether the gradient is exact.
 METHODS = {
     "FactoredSGD": ("6, and the update is one more of rank 2B in place", "yes"),
     "gram": ("6 where rows are few, 9 elsewhere", "yes"),
     "double_backward": ("9", "yes"),
-    "forward_over_reverse": ("9 to 12", "yes"),
     "finite_difference": ("6 (9 with `central=True`)", "no"),
-    "ascent": ("6", "to first order in λ"),
 }
 TASKS = {"mnist1d": "MNIST-1D", "fashion": "Fashion-MNIST"}
 ARMS = {

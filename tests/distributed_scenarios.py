@@ -105,9 +105,6 @@ def limited(rank: int, world: int) -> Result:
 scenario("trained", (2, 4))(trained)
 scenario("trained static_graph")(lambda rank, world: trained(rank, world, static_graph=True))
 scenario("trained find_unused_parameters")(lambda rank, world: trained(rank, world, find_unused_parameters=True))
-scenario("trained find_unused_parameters forward")(
-    lambda rank, world: trained(rank, world, find_unused_parameters=True, method="forward_over_reverse")
-)
 scenario("trained gradient_as_bucket_view")(lambda rank, world: trained(rank, world, gradient_as_bucket_view=True))
 scenario("trained small buckets")(lambda rank, world: trained(rank, world, bucket_cap_mb=0.0005))
 scenario("trained gram")(lambda rank, world: trained(rank, world, method="gram"))
@@ -204,7 +201,7 @@ def hooks_on_parameters(rank: int, world: int) -> Result:
 @scenario("two views of the global batch")
 def two_views(rank: int, world: int) -> Result:
     found = {}
-    for method in ("gram", "double_backward", "forward_over_reverse"):
+    for method in ("gram", "double_backward"):
         ddp = DDP(wide())
         inputs, targets = shard(rank, world)
         other = inputs + 0.3 * numbers(EXAMPLES, 12, seed=9)[rank * len(inputs) : (rank + 1) * len(inputs)]

@@ -165,19 +165,6 @@ def test_known_pairs_from_their_papers() -> None:
     assert pair == pytest.approx([0.2, 0.4])
 
 
-@pytest.mark.parametrize("strength", [0.01, 0.8])
-def test_the_ascent_method_is_a_sam_step_with_the_converted_radius_at_any_strength(strength: float) -> None:
-    point = tanh_network()
-    model = torch.nn.Module()
-    model.vector = torch.nn.Parameter(point.at.clone())
-    tacit.GradientPenalty(model, strength=strength, method="ascent", check_every=0).backward(
-        lambda: point.loss(model.vector)
-    )
-    radius = from_strength("sam", strength, gradient_norm=point.gradient().norm().item())
-    # Not only to first order: the two are the same gradient at the same place, up to rounding.
-    torch.testing.assert_close(model.vector.grad, sam(point, radius), rtol=1e-12, atol=1e-13)
-
-
 def test_the_documented_table_names_every_convention_and_no_other() -> None:
     page = (Path(__file__).parents[1] / "docs" / "choosing-a-method.md").read_text()
     section = page.split("## Coming from another code base")[1].split("\n## ")[0]

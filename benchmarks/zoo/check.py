@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from tacit import FactoredSGD, GradientPenalty, InputError
 
 STRENGTH = 2.0**-6
-METHODS = ("auto", "gram", "double_backward", "forward_over_reverse", "FactoredSGD", "finite_difference", "ascent")
-APPROXIMATE = ("finite_difference", "ascent")
+METHODS = ("auto", "gram", "double_backward", "FactoredSGD", "finite_difference")
+APPROXIMATE = ("finite_difference",)
 VARIANTS = ("base", "excluded", "frozen", "input gradients")
 EXACT, EXACT_WITH_FLOAT32 = 1e-6, 1e-3  # of the penalty's part; some models compute norms in float32 whatever they are
 # Of the plain gradient: where the penalty is far smaller, rounding is all there is.

@@ -114,7 +114,7 @@ def test_the_penalty_is_logged_beside_what_the_module_logs() -> None:
 
 def test_what_a_step_logs_counts_once_though_an_approximate_method_runs_it_several_times() -> None:
     module = Classifier()
-    trainer = fit(module, tacit.lightning.Penalty(STRENGTH, method="ascent"))
+    trainer = fit(module, tacit.lightning.Penalty(STRENGTH, method="finite_difference"))
     assert module.calls > EXAMPLES // BATCH
     assert trainer.callback_metrics["calls"] == EXAMPLES // BATCH
     assert "log" not in module.__dict__

@@ -250,10 +250,9 @@ def test_points_that_round_to_the_same_numbers_are_not_taken_for_certain() -> No
         with torch.autocast("cpu", torch.bfloat16):
             return F.cross_entropy(m(inputs), targets)
 
-    for method in ("finite_difference", "ascent"):
-        error, record = error_of(model, loss, method=method)
-        # Either it is certain and right, or bfloat16's own rounding of an exact method remains.
-        assert error < 0.1, (method, record.method, record.error)
+    error, record = error_of(model, loss, method="finite_difference")
+    # Either it is certain and right, or bfloat16's own rounding of an exact method remains.
+    assert error < 0.1, (record.method, record.error)
 
 
 def test_a_leaf_made_anew_in_every_pass_is_no_false_alarm() -> None:

@@ -18,7 +18,6 @@ EXACT = [name for name, method in METHODS.items() if method.exact]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Relative to the penalty's part. float64 loses 5 of 16 digits at most; float32 is the issue's own bound.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-KINKED = {"mlp", "convolution", "skipinit"}  # ReLU units may switch within the step: the error is large, and said so
 
 
 def deviation(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
@@ -55,7 +54,7 @@ def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: st
     assert float(penalty.last.gradient_squared_norm) == pytest.approx(float(truth["norm"]), rel=TOLERANCE[dtype])
 
 
-APPROXIMATE = [("finite_difference", False), ("finite_difference", True), ("ascent", False)]  # name, central
+APPROXIMATE = [("finite_difference", False), ("finite_difference", True)]  # name, central
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -72,8 +71,7 @@ def test_approximate_methods_stay_within_their_stated_error(case: Case, method: 
     assert penalty.last.error is not None
     # float64 central differences are better than their own rounding: 1e-9 is the floor of the estimate.
     assert deviation(gradients(model), truth) <= max(penalty.last.error, 1e-9)
-    if method == "finite_difference" or case.name not in KINKED:
-        assert penalty.last.error < (0.1 if method == "ascent" else 1e-2), "an estimate that says nothing"
+    assert penalty.last.error < 1e-2, "an estimate that says nothing"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -125,7 +123,7 @@ def test_state_comes_back_bitwise(name: str, method: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("method", ["finite_difference", "ascent", "forward_over_reverse"])
+@pytest.mark.parametrize("method", ["finite_difference"])
 def test_a_closure_that_fails_in_the_second_pass_leaves_everything_as_it_was(method: str) -> None:
     case = next(case for case in CASES if case.name == "batch_norm")
     model, twin, calls = case.make(), case.make(), []

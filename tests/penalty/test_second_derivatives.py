@@ -107,8 +107,6 @@ FUNCTIONS["weight norm of the whole"] = lambda: nn.Sequential(
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations_and_distances_have_exact_penalties(name: str, method: str) -> None:
-    if "checkpoint" in name and method == "forward_over_reverse":
-        pytest.skip("torch.func takes no checkpoints; it is refused by name")
     inputs, targets = numbers(6, 5, seed=1), labels(6, 3, 2)
     assert_exact(spread(FUNCTIONS[name]()).double(), lambda m: F.cross_entropy(m(inputs), targets), method)
 
@@ -208,8 +206,6 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_has_exact_penalties_by_default(name: str, method: str) -> None:
-    if name == "checkpointed" and method == "forward_over_reverse":
-        pytest.skip("torch.func takes no checkpoints; it is refused by name")
     inputs = numbers(2, 4, 6, seed=1)
     assert_exact(spread(ATTENTION[name]()).double(), lambda m: m(inputs).square().mean(), method)
 

@@ -3,10 +3,8 @@
 What should I change at a larger batch?      match → Advice (penalty, optimizer)
 Why so much more than the first order?       finite_rate_factor, regularizer_factors
 Which strength is really best?               search_strength
-What when that changes along training?       AdaptiveStrength
 """
 
-from tacit.advice.adaptive_strength import AdaptiveStrength
 from tacit.advice.advice import Advice
 from tacit.advice.finite_rate import finite_rate_factor
 from tacit.advice.matching import match
@@ -15,7 +13,6 @@ from tacit.advice.optimizers import Momentum
 from tacit.advice.search import StrengthSearch, search_strength
 
 __all__ = [
-    "AdaptiveStrength",
     "Advice",
     "Momentum",
     "RegularizerFactors",

@@ -115,9 +115,7 @@ STEPS: dict[str, StepKind] = {
         StepKind("naive double backward", True, True, naive_double_backward),
         StepKind("double_backward", True, True, penalty_step("double_backward")),
         StepKind("gram", True, True, penalty_step("gram")),
-        StepKind("forward_over_reverse", True, True, penalty_step("forward_over_reverse")),
         StepKind("finite_difference", False, True, penalty_step("finite_difference")),
-        StepKind("ascent", False, True, penalty_step("ascent")),
         StepKind("FactoredSGD", True, True, factored),
     )
 }

@@ -21,7 +21,6 @@ from tacit._random import generator as named_generator
 from tacit.layers.kinds import LinearSite
 from tacit.layers.penalty_part import mean_or_none
 from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
-from tacit.penalty.edge_watch import EdgeWatch
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
 from tacit.penalty.methods.micro_batches import MicroBatches, split
@@ -51,8 +50,8 @@ class GradientPenalty:
     itself. Steps are calls of `backward`: when k calls accumulate one update, a schedule counts all of them. The
     optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
-    - `method`: `gram`, `double_backward`, `forward_over_reverse` (exact), `finite_difference`, `ascent`; `auto` is the
-      fastest exact one for the model and is replaced by its name in the attribute `method`.
+    - `method`: `gram`, `double_backward` (exact), `finite_difference`; `auto` is the fastest exact one for the model,
+      and the attribute `method` is its name.
     - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`. `gram` calls the closure
       once, under `torch.vmap`, for all of them where that is possible, and otherwise (batch norm in training mode,
       `.item()`, checkpointing) once for each, which it logs. Dropout masks are then drawn in another order.
@@ -68,8 +67,6 @@ class GradientPenalty:
     - `attention`: `math` lets exact methods run scaled_dot_product_attention by its MATH backend, the one with a second
       derivative, and says so once; `as_is` leaves the choice to torch, whose fused kernels the exact methods refuse.
     - `generators`: generators of your own that the closure draws from, for methods that call it twice.
-    - `optimizer`: with it a warning is logged, once, when batch sharpness is more than twice the edge of the penalised
-      step at its rate and momentum; for torch.optim.SGD, and where `last.batch_sharpness` is at hand.
     - `largest_ratio`: r holds each step's λ (with its weight k or 1/p) to 2r/s, s the largest batch sharpness of the
       last few penalised steps: the penalty's part of a step stays at about r times the plain part at most, the step at
       1 + r plain ones. `last.strength` is what was applied. The first step, before s is known, has λ/1024.
@@ -101,7 +98,6 @@ class GradientPenalty:
         check_ranks: bool = True,
         attention: str = "math",
         when_uncertain: str = "exact",
-        optimizer: torch.optim.Optimizer | None = None,
         largest_ratio: float | None = None,
     ) -> None:
         self.model = model
@@ -144,7 +140,6 @@ class GradientPenalty:
         self._sites_checked = False
         self._micro_batches_in_one_pass = MicroBatches()
         self._workers = Workers(of, check=check_ranks)
-        self._edge_watch = None if optimizer is None else EdgeWatch(optimizer)
         self._ratio_limit = None if largest_ratio is None else RatioLimit(largest_ratio)
         self._source = GradientSource()
         if method == "auto":
@@ -339,10 +334,7 @@ class GradientPenalty:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also sets the strength, as `AdaptiveStrength` may have changed it; to go on with another, set it afterwards.
-
-        A strength that is a function of the step stays, and so does one whose state was stored by version 0.1.
-        """
+        """Also sets the strength; to go on with another, set it afterwards. A function of the step stays."""
         self.steps = int(state["steps"])
         self._coin.set_state(state["coin"])
         if state.get("strength") is not None and not callable(self.strength):
@@ -389,8 +381,6 @@ class GradientPenalty:
         error = self._error if instead is None else None
         length = None if squares is None else squares.sqrt()
         self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
-        if self._edge_watch is not None:
-            self._edge_watch.look(self.last)
         return loss
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from tacit._errors import InputError
-from tacit.penalty.methods import ascent, double_backward, finite_difference, forward_over_reverse, gram
+from tacit.penalty.methods import double_backward, finite_difference, gram
 from tacit.penalty.objective import Outcome, Task
 
 
@@ -27,9 +27,7 @@ METHODS = {
     for method in (
         Method("gram", True, gram.backward, "factors of each layer, one forward pass"),
         Method("double_backward", True, double_backward.backward, "the readable reference"),
-        Method("forward_over_reverse", True, forward_over_reverse.backward, "torch.func jvp of grad"),
         Method("finite_difference", False, finite_difference.backward, "difference of two or three gradients"),
-        Method("ascent", False, ascent.backward, "gradient at ω + (λ/2)∇Ĉ"),
     )
 }
 

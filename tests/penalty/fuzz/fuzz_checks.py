@@ -17,7 +17,7 @@ from torch import Tensor
 from tacit import FactoredSGD, GradientPenalty, InputError
 from tacit.penalty import PenaltyRecord, registry
 
-APPROXIMATE = ("finite_difference", "ascent")
+APPROXIMATE = ("finite_difference",)
 # hardswish, hardsigmoid, hardswish in place
 ROUNDED_SIXTHS = ("Op('curve', 4, 11)", "Op('curve', 4, 12)", "Op('curve_in_place', 4, 6)")
 LARGEST_ERROR = 0.1  # of an approximate step, by its own estimate

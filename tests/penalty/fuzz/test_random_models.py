@@ -16,21 +16,17 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from random_scenarios import Scenario, scenarios
 
 METHODS = {  # cases by method: 2,000 in all
-    "gram": 600,
+    "gram": 800,
     "auto": 200,
     "loss": 200,
     "FactoredSGD": 300,
     "double_backward": 200,
-    "forward_over_reverse": 200,
-    "finite_difference": 200,
-    "ascent": 100,
+    "finite_difference": 300,
 }
 CHUNK = 100
 SLOW_CHUNK = 900  # nine times more, with other seeds
 # Nearly all in float64, where nothing hides in rounding.
 DTYPES = ("float64",) * 6 + ("float32", "autocast")
-# The largest share of cases that a method may refuse: torch.func runs no checkpoint and sees the model's tensors only.
-REFUSED = {"forward_over_reverse": 0.5}
 FEW = 0.1  # of cases may be refused otherwise, invalid in a plain step too, or too close to a kink for the oracle
 
 
@@ -53,7 +49,7 @@ def search(method: str, *, cases: int, start: int) -> None:
 
     check()
     assert ends.total() >= cases
-    assert ends["refused"] <= REFUSED.get(method, FEW) * ends.total(), ends
+    assert ends["refused"] <= FEW * ends.total(), ends
     assert ends["invalid"] + ends["undecided"] <= FEW * ends.total(), ends
 
 

@@ -1,9 +1,4 @@
-"""Curvature times gradient from two gradients: what `finite_difference` and `ascent` have in common.
-
-    H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s
-
-The two methods differ only in s, and in whether units may switch between the two points (`kinks`).
-"""
+"""Curvature times gradient from two gradients: H g ≈ (∇Ĉ(ω + s g) − ∇Ĉ(ω)) / s. Units keep their side of kinks."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ class _Message:
 
 
 _NO_SECOND = "{}, which has no second derivative in PyTorch; the exact penalty needs one."
-_NO_FORWARD = "{}; forward_over_reverse cannot run it."
 _DIFFERENCES = "Use method='finite_difference'."
-_OTHER_EXACT = "Use method='gram' or 'double_backward'."
 _REENTRANT = (
     "the model uses re-entrant checkpointing, which hides parameters from autograd.grad;",
     "pass use_reentrant=False to torch.utils.checkpoint.",
@@ -56,23 +54,9 @@ _MESSAGES = [
     _Message(r"functions with out=\.\.\. arguments don't support automatic differentiation",
              _NO_SECOND.format("the model has an autograd.Function that writes into out=… in its backward pass"),
              _DIFFERENCES),
-    _Message(r"attempting to call Tensor\.requires_grad_\(\).*functorch transform",
-             _NO_FORWARD.format("the model calls requires_grad_() while it runs, as transformers' checkpointing does"),
-             _OTHER_EXACT),
     _Message(r"cudnn.*(?:RNN|rnn).*double", _NO_SECOND.format("the model uses a cuDNN recurrent layer"),
              "Disable cuDNN for it, or use method='finite_difference'."),
     _Message(r"[Cc]heckpoint\w* is (?:not compatible|incompatible) with \.grad\(\)", *_REENTRANT),
-    # Without a forward derivative, and without a second one that another exact method could use.
-    _Message(r"Trying to use forward AD with (\S*(?:ctc_loss|hardsigmoid|scaled_dot_product)\S*) that does not",
-             _NO_SECOND.format("the model uses {0}"), _DIFFERENCES),
-    _Message(r"Trying to use forward AD with (\S+) that does not support it",
-             _NO_FORWARD.format("{0} has no forward derivative in PyTorch"), _OTHER_EXACT),
-    _Message(r"must override the setup_context",
-             _NO_FORWARD.format("the model has an autograd.Function, or a full backward hook, that torch.func does not "
-                                "take"),
-             "Use method='double_backward', or 'finite_difference' if the function is once_differentiable."),
-    _Message(r"saved tensor hooks", _NO_FORWARD.format("the model uses checkpointing or saved-tensor hooks"),
-             _OTHER_EXACT),
     _Message(r"backward through the graph a second time",
              "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward "
              "pass itself and does not call backward.", "Return the loss and leave backward to the penalty."),
