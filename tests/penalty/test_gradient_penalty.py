@@ -108,6 +108,69 @@ def test_a_strength_that_was_changed_is_part_of_the_state() -> None:
     assert third.strength == 0.3
 
 
+def test_a_strength_passed_anew_wins_over_the_stored_one(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(1, 1)
+    first = GradientPenalty(model, 0.5, probability=0.5, seed=1)
+    for _ in range(3):
+        first.backward(lambda: model(torch.ones(1, 1)).square().mean())
+    second = GradientPenalty(model, 50.0, probability=0.5, seed=2)
+    second.load_state_dict(first.state_dict())
+    assert second.strength == 50.0
+    assert second.steps == 3
+    assert torch.equal(second.state_dict()["coin"], first.state_dict()["coin"])
+    assert "the strength passed now, 50; the checkpoint's was 0.5" in caplog.text
+    # Of a run that was resumed once, the strength of the resumed run counts.
+    third = GradientPenalty(model, 50.0, probability=0.5)
+    caplog.clear()
+    third.load_state_dict(second.state_dict())
+    assert third.strength == 50.0
+    assert not caplog.text
+
+
+def test_a_number_passed_after_a_schedule_wins_and_the_other_way_round(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(1, 1)
+    number, schedule = GradientPenalty(model, 0.5), GradientPenalty(model, lambda step: 0.1)
+    state = number.state_dict()
+    number.load_state_dict(schedule.state_dict())
+    assert number.strength == 0.5
+    assert "passed now, 0.5; the checkpoint's was a function of the step" in caplog.text
+    schedule.load_state_dict(state)
+    assert callable(schedule.strength)
+    assert "passed now, a function of the step; the checkpoint's was 0.5" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["backward", "loss"])
+def test_schedules_and_every_count_the_steps_that_they_are_told(name: str) -> None:
+    """Two calls of one optimizer step: both have its strength; calls 0 to 5 alone would have 0, 0, 4, 0, 8, 0."""
+    model = nn.Linear(1, 1)
+    penalty = GradientPenalty(model, lambda step: float(step), every=2)
+    applied = []
+    for call in range(6):
+        getattr(penalty, name)(lambda: model(torch.ones(1, 1)).square().mean(), step=call // 2)
+        applied.append(penalty.last.strength)
+    assert applied == [0.0, 0.0, 0.0, 0.0, 4.0, 4.0]
+    assert penalty.steps == 6
+
+
+def test_the_coin_is_one_of_each_call_whatever_the_step() -> None:
+    model = nn.Linear(1, 1)
+    counted, told = (GradientPenalty(model, 0.3, probability=0.5, seed=1) for _ in range(2))
+    seen: list[list[float]] = [[], []]
+    for call in range(20):
+        for penalty, found, more in ((counted, seen[0], {}), (told, seen[1], {"step": call // 10})):
+            penalty.backward(lambda: model(torch.ones(1, 1)).square().mean(), **more)
+            found.append(penalty.last.strength)
+    assert seen[0] == seen[1]
+    assert len(set(seen[0][:10])) == 2
+
+
+@pytest.mark.parametrize("step", [-1, 0.5, "3"])
+def test_a_step_that_is_no_count_is_refused(step: object) -> None:
+    model = nn.Linear(1, 1)
+    with pytest.raises(InputError, match=r"step=.*; expected a whole number of at least 0"):
+        GradientPenalty(model, 0.1).backward(lambda: model(torch.ones(1, 1)).mean(), step=step)
+
+
 def test_strength_may_be_a_function_of_the_step() -> None:
     model = nn.Linear(1, 1)
     penalty = GradientPenalty(model, lambda step: 0.1 * step)

@@ -47,8 +47,9 @@ class GradientPenalty:
 
     `strength` is λ in the paper's units: λ = ε is what SGD with learning rate ε does by itself, and SGD with rate ε
     on C_mod follows C + (λ+ε) C_reg. It is a number or a function of the step, and never follows the learning rate by
-    itself. Steps are calls of `backward`: when k calls accumulate one update, a schedule counts all of them. The
-    optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
+    itself. Schedules and `every` count calls of `backward`, or the optimizer steps that it is told: where k calls
+    accumulate one update, `penalty.backward(closure, weight=1 / k, step=call // k)`. The coin of `probability` is one
+    of each call. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
     - `method`: `gram`, `double_backward` (exact), `finite_difference`; `auto` is the fastest exact one for the model,
       and the attribute `method` is its name.
@@ -130,6 +131,7 @@ class GradientPenalty:
         for item in self.generators:
             if not isinstance(item, torch.Generator):
                 raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
+        self._passed_strength = _number_or_none(strength)
         self.steps = 0
         self.last: PenaltyRecord | None = None
         self._coin = named_generator(seed, "probe")
@@ -152,6 +154,7 @@ class GradientPenalty:
         second_view: Callable[[], Tensor] | None = None,
         weight: float = 1.0,
         scaler: torch.amp.GradScaler | None = None,
+        step: int | None = None,
     ) -> Tensor:
         """Adds weight · ∇(Ĉ + (λ/4)‖∇Ĉ‖²) to `.grad`, as `backward` would, and returns Ĉ, detached.
 
@@ -164,14 +167,17 @@ class GradientPenalty:
         is what SGD itself regularizes; the squared norm of one augmented gradient has its variance on top.
 
         Accumulating over k calls: return the unscaled mean loss each time and pass `weight=1/k`; dividing the loss
-        itself would divide the penalty by k². With a GradScaler pass it as `scaler`: gradients come out scaled as after
+        itself would divide the penalty by k². `step` is the number of the optimizer step, from 0, for schedules and
+        `every`; without it they count calls. With a GradScaler pass it as `scaler`: gradients come out scaled as after
         `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
         """
         if not math.isfinite(weight):
             raise InputError(f"weight={weight}; expected a finite number.")
-        step, loss, _ = self._differentiate(closure, batch, second_view, weight=weight, scaler=scaler, collect=False)
-        if step.found_gradients:
-            step.hand_over(loss, scale=1.0).backward()
+        found, loss, _ = self._differentiate(
+            closure, batch, second_view, weight=weight, scaler=scaler, number=step, collect=False
+        )
+        if found.found_gradients:
+            found.hand_over(loss, scale=1.0).backward()
         return loss
 
     def loss(
@@ -180,6 +186,7 @@ class GradientPenalty:
         *batch: Tensor,
         second_view: Callable[[], Tensor] | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        step: int | None = None,
     ) -> Tensor:
         """Ĉ as a tensor L for whoever calls `backward` on it: s·L has the gradient s · ∇(Ĉ + (λ/4)‖∇Ĉ‖²).
 
@@ -200,8 +207,10 @@ class GradientPenalty:
             _check_closure(closure, "loss")
             losses = [closure(*batch), *([] if second_view is None else [second_view()])]
             return losses[0] if second_view is None else torch.stack(losses).mean()
-        step, loss, scale = self._differentiate(closure, batch, second_view, weight=1.0, scaler=scaler, collect=True)
-        return step.hand_over(loss, scale=scale)
+        found, loss, scale = self._differentiate(
+            closure, batch, second_view, weight=1.0, scaler=scaler, number=step, collect=True
+        )
+        return found.hand_over(loss, scale=scale)
 
     def _differentiate(
         self,
@@ -211,6 +220,7 @@ class GradientPenalty:
         *,
         weight: float,
         scaler: torch.amp.GradScaler | None,
+        number: int | None,
         collect: bool,
     ) -> tuple[Step, Tensor, float]:
         """One step: gradients are added to `.grad` at once, or kept in the returned step (always, with `collect`)."""
@@ -219,7 +229,7 @@ class GradientPenalty:
         self.parameters = penalised_parameters(self.model, self.exclude)
         refuse_shards(self.model, self.parameters, method=self.method)
         method = choose(self.method)
-        strength = self._strength_now()
+        strength = self._strength_now(self.steps if number is None else whole_number("step", number, at_least=0))
         check = strength > 0 and not method.exact and self._approximation.begin(self.steps)
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = split(batch, self.micro_batch_size, "backward")
@@ -325,37 +335,53 @@ class GradientPenalty:
         """What a resumed run needs: the step count, the coin of `probability`, λ and the sharpness that limits it.
 
         λ is None where it is a function of the step, the sharpness where there is no `largest_ratio`.
+        `passed_strength` is the λ that this object was made with, `strength` the present one.
         """
         return {
             "steps": self.steps,
             "coin": self._coin.get_state(),
-            "strength": None if callable(self.strength) else float(self.strength),
+            "strength": _number_or_none(self.strength),
+            "passed_strength": self._passed_strength,
             "sharpness": None if self._ratio_limit is None else self._ratio_limit.sharpness,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also sets the strength; to go on with another, set it afterwards. A function of the step stays."""
+        """The step count, the coin and the sharpness are the state's. A strength that this object was made with wins.
+
+        Where it is the number that the stored run was made with, the state's strength is taken, which that run may
+        have set since; where it is another number, or a function of the step, it stays, and a line is logged.
+        """
         self.steps = int(state["steps"])
         self._coin.set_state(state["coin"])
-        if state.get("strength") is not None and not callable(self.strength):
-            _check_strength(state["strength"])
-            self.strength = float(state["strength"])
         if self._ratio_limit is not None:
             self._ratio_limit.sharpness = state.get("sharpness")
+        if "strength" not in state:  # stored by version 0.1
+            return
+        stored, passed = state["strength"], self._passed_strength
+        if stored is not None and passed is not None and passed == state.get("passed_strength", stored):
+            _check_strength(stored)
+            self.strength = float(stored)
+        elif stored != passed:
+            shown = ["a function of the step" if value is None else f"{value:g}" for value in (passed, stored)]
+            _log.warning(
+                "GradientPenalty goes on with the strength passed now, %s; the checkpoint's was %s. "
+                "Step count and random state are the checkpoint's.",
+                *shown,
+            )
 
-    def _strength_now(self) -> float:
+    def _strength_now(self, step: int) -> float:
         """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others; then held."""
-        strength = self._weighted_strength()
+        strength = self._weighted_strength(step)
         return strength if strength == 0 or self._ratio_limit is None else self._ratio_limit.held(strength)
 
-    def _weighted_strength(self) -> float:
-        strength = self.strength(self.steps) if callable(self.strength) else self.strength
+    def _weighted_strength(self, step: int) -> float:
+        strength = self.strength(step) if callable(self.strength) else self.strength
         _check_strength(strength)
         strength = float(strength)
         if self.probability is not None:
             heads = torch.rand((), generator=self._coin).item() < self.probability
             return strength / self.probability if heads else 0.0
-        return strength * self.every if self.steps % self.every == 0 else 0.0
+        return strength * self.every if step % self.every == 0 else 0.0
 
     def _record(self, outcomes: list[Outcome], strength: float, weight: float) -> Tensor:
         loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
@@ -406,6 +432,10 @@ def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float:
     if scaler is None or not scaler.is_enabled():
         return 1.0
     return float(scaler.scale(torch.ones((), dtype=torch.float32, device=device)))
+
+
+def _number_or_none(strength: Strength) -> float | None:
+    return None if callable(strength) else float(strength)
 
 
 def _check_strength(strength: Any) -> None:
