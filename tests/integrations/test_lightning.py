@@ -316,3 +316,157 @@ def test_a_second_fit_goes_on_counting_steps() -> None:
         fit(Classifier(), callback)
         assert callback.state_dict()["steps"] == runs * (EXAMPLES // BATCH)
         assert callback.penalty is None
+
+
+def by_hand_in_groups(module: Any, strengths: list[float], *, accumulated: int) -> list[tuple[float, float, float]]:
+    """One number per batch: its strength. Return (penalty, squared norm, share of the gradient) of each batch."""
+    optimizer, parameters = torch.optim.SGD(module.parameters(), lr=0.1), list(module.parameters())
+    seen = []
+    for place, (inputs, targets) in enumerate(DataLoader(data(), batch_size=BATCH)):
+        loss = F.cross_entropy(module.network(inputs), targets)
+        first = torch.autograd.grad(loss, parameters, create_graph=True)
+        norm = sum(part.square().sum() for part in first)
+        term = strengths[place] / 4 * norm
+        second = torch.autograd.grad(term, parameters, retain_graph=True)
+        share = (sum(part.square().sum() for part in second) / norm).sqrt()
+        seen.append((float(term.detach()), float(norm.detach()), float(share.detach())))
+        ((loss + term) / accumulated).backward()
+        if (place + 1) % accumulated == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen
+
+
+def falling(step: int) -> float:
+    return STRENGTH / (1 + step)
+
+
+@pytest.mark.parametrize("every,strengths", [(1, [0, 0, 1, 1]), (2, [0, 0, None, None])])
+def test_schedules_and_every_count_optimizer_steps(every: int, strengths: list[Any]) -> None:
+    module, wanted = Classifier(), Classifier()
+    fit(module, tacit.lightning.Penalty(falling, every=every), accumulate_grad_batches=2)
+    by_hand_in_groups(wanted, [0.0 if step is None else every * falling(step) for step in strengths], accumulated=2)
+    assert_same_weights(module, wanted)
+
+
+@pytest.mark.parametrize("log_every", [1, 2])
+def test_the_log_is_the_mean_over_penalised_batches_since_the_last(log_every: int, tmp_path: Path) -> None:
+    """Two batches a step and every second step penalised: the last batch of a log alone would have 0."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    logger = CSVLogger(tmp_path)
+    rows: list[dict[str, float]] = []
+    logger.log_metrics = lambda metrics, step=None: rows.append(dict(metrics))
+    penalty = tacit.lightning.Penalty(STRENGTH, every=2, method="double_backward")
+    fit(Classifier(), penalty, logger=logger, log_every_n_steps=log_every, accumulate_grad_batches=2)
+    seen = by_hand_in_groups(Classifier(), [2 * STRENGTH] * 2 + [0.0] * 2, accumulated=2)[:2]
+    steps = [row for row in rows if "tacit/penalty" in row]
+    assert len(steps) == 2 // log_every
+    row = steps[0]
+    for place, name in enumerate(("penalty", "gradient_squared_norm", "gradient_share")):
+        assert row[f"tacit/{name}"] == pytest.approx(sum(each[place] for each in seen) / 2, rel=1e-6)
+    assert row["tacit/penalised_share"] == 1 / log_every
+    assert steps[-1]["tacit/penalised_share"] == (0.0 if log_every == 1 else 0.5)
+
+
+def test_the_penalty_is_in_the_progress_bar_on_request() -> None:
+    shown = fit(Classifier(), tacit.lightning.Penalty(STRENGTH, progress_bar=True)).progress_bar_metrics
+    assert {"tacit/penalty", "tacit/gradient_share"} <= set(shown)
+    assert "tacit/penalty" not in fit(Classifier(), tacit.lightning.Penalty(STRENGTH)).progress_bar_metrics
+
+
+def test_logging_reads_no_number_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    waits, log = Waits(), tacit.lightning.Penalty._log
+
+    def counted(*arguments: Any) -> None:
+        with waits:
+            log(*arguments)
+
+    monkeypatch.setattr(tacit.lightning.Penalty, "_log", counted)
+    fit(Classifier(), tacit.lightning.Penalty(STRENGTH, every=2))
+    assert waits.count == 0
+    with waits:
+        float(torch.ones(()))
+    assert waits.count == 1
+
+
+def test_a_strength_passed_anew_wins_on_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(Classifier(), tacit.lightning.Penalty(0.5)).save_checkpoint(tmp_path / "state.ckpt")
+    again = tacit.lightning.Penalty(50.0)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, callbacks=[again],
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Classifier(), DataLoader(data(), batch_size=BATCH), ckpt_path=tmp_path / "state.ckpt")
+    assert again.state_dict()["strength"] == 50.0
+    assert again.state_dict()["steps"] == 2 * (EXAMPLES // BATCH)
+    assert "the strength passed now, 50; the checkpoint's was 0.5" in caplog.text
+
+
+class Replacing(pl.Callback):
+    """Puts another training_step onto the module once training has begun."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.training_step = lambda batch, batch_idx: F.cross_entropy(pl_module.network(batch[0]), batch[1])
+
+
+class OwnBackward(Classifier):
+    def backward(self, loss: Tensor, *arguments: Any, **named: Any) -> None:
+        F.cross_entropy(self.network(data()[:][0]), data()[:][1]).backward()
+
+
+@pytest.mark.parametrize(
+    "module,others,sentence",
+    [
+        (Classifier, [Replacing()], r"no call reached the penalty .* Classifier\.training_step was replaced after"),
+        (OwnBackward, [], r"OwnBackward\.backward did not go through it .* Call backward on the loss that it gets"),
+    ],
+)
+def test_a_module_that_goes_past_the_penalty_is_refused_before_the_weights_change(
+    module: Any, others: list[Any], sentence: str
+) -> None:
+    made, untouched = module(), module()
+    with pytest.raises(tacit.InputError, match=sentence):
+        fit(made, tacit.lightning.Penalty(STRENGTH), *others)
+    assert_same_weights(made, untouched)
+
+
+def test_a_training_step_that_was_replaced_before_training_is_penalised() -> None:
+    class Early(pl.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            own = pl_module.training_step
+            pl_module.training_step = lambda batch, batch_idx: 2 * own(batch, batch_idx)
+
+    module, wanted = Classifier(), Classifier()
+    fit(module, tacit.lightning.Penalty(STRENGTH), Early())
+    parameters, optimizer = list(wanted.parameters()), torch.optim.SGD(wanted.parameters(), lr=0.1)
+    for inputs, targets in DataLoader(data(), batch_size=BATCH):
+        loss = 2 * F.cross_entropy(wanted.network(inputs), targets)
+        first = torch.autograd.grad(loss, parameters, create_graph=True)
+        optimizer.zero_grad()
+        (loss + STRENGTH / 4 * sum(part.square().sum() for part in first)).backward()
+        optimizer.step()
+    assert_same_weights(module, wanted)
+
+
+def test_a_step_that_takes_its_batches_itself_needs_a_method_of_one_pass() -> None:
+    class Iterating(Classifier):
+        def training_step(self, dataloader_iter: Any) -> Any:
+            batch, *_ = next(dataloader_iter)
+            return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    with pytest.raises(tacit.InputError, match=r"method='ascent' runs it several times, .* method='double_backward'"):
+        fit(Iterating(), tacit.lightning.Penalty(STRENGTH, method="ascent"))
+    module, wanted = Iterating(), Classifier()
+    fit(module, tacit.lightning.Penalty(STRENGTH, method="double_backward"))
+    by_hand(wanted, STRENGTH)
+    assert_same_weights(module, wanted)

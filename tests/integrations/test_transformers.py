@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,103 +13,25 @@ from torch import Tensor, nn
 
 import tacit
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed; make integrations runs this")
+pytest.importorskip("transformers", reason="transformers is not installed; make integrations runs this")
 
-STRENGTH, RATE, WORDS, TOKENS = 0.5, 0.1, 11, 6
-
-
-def gpt2(**settings: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=TOKENS, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, initializer_range=0.3, bos_token_id=0, eos_token_id=0, use_cache=False, **settings,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS, max_position_embeddings=TOKENS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, intermediate_size=12, initializer_range=0.3, use_cache=False, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
-
-
-def rows(count: int = 8) -> list[dict[str, Tensor]]:
-    """Unequal lengths: the labels after the end of a sequence are not predicted."""
-    numbers = torch.Generator().manual_seed(1)
-    inputs = torch.randint(0, WORDS, (count, TOKENS), generator=numbers)
-    lengths = torch.randint(2, TOKENS + 1, (count,), generator=numbers)
-    labels = torch.where(torch.arange(TOKENS) < lengths[:, None], inputs, -100)
-    return [{"input_ids": one, "labels": other} for one, other in zip(inputs, labels, strict=True)]
-
-
-def train(
-    model: Any, folder: Path, *, kind: Any = None, penalty: Any = None, callback: Any = None, **settings: Any
-) -> Any:
-    from torch.utils.data import SequentialSampler
-
-    class InOrder(kind or transformers.Trainer):
-        def _get_train_sampler(self, *arguments: Any, **named: Any) -> Any:
-            return SequentialSampler(self.train_dataset)
-
-    more = {} if penalty is None else {"penalty": penalty}
-    more |= {name: settings.pop(name) for name in ("compute_loss_func", "model_init") if name in settings}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, per_device_train_batch_size=2, report_to=[], disable_tqdm=True,
-        **{"max_steps": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.0, "save_strategy": "no", **settings},
-    )  # fmt: skip
-    optimizers = (None, None)
-    if "model_init" not in more:
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        optimizers = (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0))
-    trainer = InOrder(model=model, args=arguments, train_dataset=rows(), optimizers=optimizers, **more)
-    if callback is not None:
-        trainer.add_callback(callback(trainer))
-    trainer.train()
-    return trainer
-
-
-class Penalised(tacit.transformers.PenaltyMixin, transformers.Trainer):
-    pass
-
-
-def by_hand(
-    model: Any, *, strength: float = STRENGTH, counts_first_label: bool = False, smoothing: float = 0.0
-) -> None:
-    """Σ w (Ĉ + (λ/4)‖∇Ĉ‖²), w = (tokens that a batch predicts) / (tokens that Trainer counts in the step)."""
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=RATE)
-    data = rows()
-    for step in range(2):
-        optimizer.zero_grad()
-        parts = []
-        for first in (4 * step, 4 * step + 2):
-            inputs, labels = (
-                torch.stack([row[name] for row in data[first : first + 2]]) for name in ("input_ids", "labels")
-            )
-            parts.append((inputs, labels))
-        counted = sum(int(labels[:, 0 if counts_first_label else 1 :].ne(-100).sum()) for _, labels in parts)
-        for inputs, labels in parts:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                logits = model(input_ids=inputs).logits[:, :-1].reshape(-1, WORDS)
-            wanted = labels[:, 1:].reshape(-1)
-            loss = nn.functional.cross_entropy(logits, wanted, ignore_index=-100, label_smoothing=smoothing)
-            first_order = torch.autograd.grad(loss, parameters, create_graph=True)
-            objective = loss + strength / 4 * sum(part.square().sum() for part in first_order)
-            (int(wanted.ne(-100).sum()) / counted * objective).backward()
-        optimizer.step()
-
-
-def difference(left: nn.Module, right: nn.Module) -> float:
-    pairs = zip(left.parameters(), right.parameters(), strict=True)
-    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
-
-
-# Weights in float32: rounding of sums in another order.
-CLOSE = 1e-5
+import transformers
+import transformers_runs
+from transformers_runs import (
+    CLOSE,
+    RATE,
+    STRENGTH,
+    TOKENS,
+    WORDS,
+    Penalised,
+    by_hand,
+    difference,
+    gpt2,
+    llama,
+    rows,
+    token_mean,
+    train,
+)
 
 
 @pytest.mark.parametrize("make,counts_first", [(llama, False), (gpt2, True)])
@@ -144,7 +67,7 @@ def test_without_strength_the_mixin_changes_nothing(tmp_path: Path) -> None:
 def test_label_smoothing_keeps_the_labels_for_the_next_pass(tmp_path: Path) -> None:
     model, wanted = llama(), llama()
     train(model, tmp_path, kind=Penalised, penalty={"strength": STRENGTH}, label_smoothing_factor=0.2)
-    by_hand(wanted, smoothing=0.2)
+    by_hand(wanted, loss_of=functools.partial(token_mean, smoothing=0.2))
     assert difference(model, wanted) < CLOSE
 
 
@@ -164,18 +87,11 @@ def test_a_model_that_ignores_the_token_count_is_weighted_as_trainer_weights_it(
     model, wanted, plain = bert(), bert(), bert()
     train(model, tmp_path, kind=Penalised, penalty={"strength": STRENGTH})
     assert "BertForMaskedLM ignores num_items_in_batch" in caplog.text
-    optimizer = torch.optim.SGD(wanted.parameters(), lr=RATE)
-    for step in range(2):
-        optimizer.zero_grad()
-        for first in (4 * step, 4 * step + 2):
-            batch = {name: torch.stack([row[name] for row in rows()[first : first + 2]]) for name in rows()[0]}
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                loss = wanted(**batch).loss
-            parameters = [parameter for parameter in wanted.parameters() if parameter.requires_grad]
-            parts = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-            norm = sum(part.square().sum() for part in parts if part is not None)
-            (loss + STRENGTH / 4 * norm).backward()
-        optimizer.step()
+    by_hand(
+        wanted,
+        loss_of=lambda model, inputs, labels: model(input_ids=inputs, labels=labels).loss,
+        weight_of=lambda labels, step: 1.0,
+    )
     assert difference(model, wanted) < CLOSE
     train(plain, tmp_path)
     assert difference(plain, wanted) > 100 * CLOSE
@@ -210,20 +126,9 @@ def test_a_loss_function_that_divides_by_the_token_count_is_exact(tmp_path: Path
 def test_a_batch_without_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows()
     empty = [{**row, "labels": torch.full((TOKENS,), -100)} if i in (2, 3) else row for i, row in enumerate(whole)]
-    monkeypatch.setitem(globals(), "rows", lambda: empty)
+    monkeypatch.setattr(transformers_runs, "rows", lambda: empty)
     with pytest.raises(tacit.InputError, match="a batch has no token to predict"):
         train(llama(), tmp_path, kind=Penalised, penalty={"strength": STRENGTH})
-
-
-def test_the_penalty_is_logged_beside_the_loss_and_evaluation_has_none(tmp_path: Path) -> None:
-    trainer = train(llama(), tmp_path, kind=Penalised, penalty={"strength": STRENGTH}, logging_steps=1)
-    logged = [row for row in trainer.state.log_history if "loss" in row]
-    assert len(logged) == 2
-    assert logged[-1]["tacit/penalty"] == pytest.approx(float(trainer.gradient_penalty.last.penalty))
-    before = trainer.gradient_penalty.steps
-    found = trainer.evaluate(rows(4))
-    assert "tacit/penalty" not in found
-    assert trainer.gradient_penalty.steps == before == 4
 
 
 def test_checkpoints_hold_the_step_and_the_coin_as_json(tmp_path: Path) -> None:

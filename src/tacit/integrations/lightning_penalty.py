@@ -15,8 +15,15 @@ from typing import Any
 from torch import Tensor
 
 from tacit.integrations.frameworks import load
-from tacit.integrations.lightning_refusals import refuse_manual_optimization, refuse_optimizers, refuse_strategy
+from tacit.integrations.lightning_refusals import (
+    refuse_iterator,
+    refuse_manual_optimization,
+    refuse_optimizers,
+    refuse_strategy,
+    refuse_unreached_penalty,
+)
 from tacit.integrations.options import check_penalty_options
+from tacit.integrations.step_means import StepMeans
 from tacit.penalty import GradientPenalty
 from tacit.penalty.gradient_penalty import Strength
 
@@ -28,20 +35,27 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
 
     `strength` and `options` are those of `tacit.GradientPenalty`. The penalty is that of each batch that
     `training_step` gets: with `accumulate_grad_batches=k`, or with several devices, the mean of their penalties, which
-    is what `micro_batch_size` does in a plain loop. A schedule of the strength counts batches.
+    is what `micro_batch_size` does in a plain loop. Schedules of the strength and `every` count the optimizer steps of
+    the trainer; the coin of `probability` is one of each batch.
 
-    Logs `tacit/penalty`, `tacit/gradient_squared_norm` and `tacit/batch_sharpness` unless `log=False`. Its state goes
-    into checkpoints. `penalty` is the `GradientPenalty` while `fit` runs. With manual optimization no callback is
-    needed: make a `tacit.GradientPenalty` and call `self.manual_backward(penalty.loss(closure))`.
+    Logs `tacit/penalty`, `tacit/gradient_squared_norm`, `tacit/batch_sharpness` and `tacit/gradient_share` (the
+    penalty's part of the gradient over the plain part) unless `log=False`: means over the penalised batches since the
+    last `log_every_n_steps`, and `tacit/penalised_share` where not all are. `progress_bar=True` also shows the penalty
+    and its share there, which reads two numbers from the device at each refresh. Its state goes into checkpoints.
+    `penalty` is the `GradientPenalty` while `fit` runs. With manual optimization no callback is needed: make a
+    `tacit.GradientPenalty` and call `self.manual_backward(penalty.loss(closure, step=self.trainer.global_step))`.
     """
 
-    def __init__(self, strength: Strength, *, log: bool = True, **options: Any) -> None:
+    def __init__(self, strength: Strength, *, log: bool = True, progress_bar: bool = False, **options: Any) -> None:
         check_penalty_options(strength, options, accumulation="accumulate_grad_batches")
         # Not `self.log`: Lightning puts the module's function of that name into callbacks.
         self.strength, self.logs, self.options = strength, log, options
+        self.progress_bar = progress_bar
         self.penalty: GradientPenalty | None = None
         self._state: dict[str, Any] = {}
         self._unwrap: Callable[[], None] | None = None
+        self._means, self._window = StepMeans(), 0
+        self._calls = self._gradients = 0  # in this fit: losses made, and gradients handed out
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Wrap `training_step`: here, and not earlier, since layers may be made or frozen until now."""
@@ -49,9 +63,16 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
         refuse_strategy(trainer.strategy)
         refuse_optimizers(trainer)
         self.penalty = GradientPenalty(pl_module, self.strength, **self.options)
+        refuse_iterator(pl_module, self.penalty.method)
         if self._state:
             self.penalty.load_state_dict(self._state)
+        self._calls = self._gradients = 0
+        self._means.clear()
         self._wrap(trainer, pl_module)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if not self._gradients:
+            refuse_unreached_penalty(pl_module, calls=self._calls)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._release()
@@ -100,25 +121,39 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
                 raise _SkippedBatchError
             return loss
 
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
         try:
-            loss = self.penalty.loss(closure, scaler=getattr(trainer.precision_plugin, "scaler", None))
+            loss = self.penalty.loss(closure, scaler=scaler, step=trainer.global_step)
         except _SkippedBatchError:  # Lightning goes on to the next batch, or says why it cannot
+            self._gradients += 1
             return outputs[-1]
+        self._calls += 1
+        loss.register_hook(self._count_gradient)
         if self.logs:
-            _log(self.penalty, module)
+            self._log(trainer, module)
         return {**outputs[0], "loss": loss} if isinstance(outputs[0], Mapping) else loss
+
+    def _count_gradient(self, factor: Tensor) -> None:
+        self._gradients += 1
+
+    def _log(self, trainer: Any, module: Any) -> None:
+        """Means over penalised batches since Lightning last wrote its logs, as tensors: no wait for the device."""
+        assert self.penalty is not None
+        assert self.penalty.last is not None
+        window = trainer.global_step // max(trainer.log_every_n_steps, 1)
+        if window != self._window:
+            self._means.clear()
+            self._window = window
+        self._means.add(self.penalty.last)
+        for name, value in self._means.means().items():
+            shown = self.progress_bar and name in ("penalty", "gradient_share")
+            module.log(f"tacit/{name}", value, prog_bar=shown, batch_size=1)  # a size: dataloader_iter wants one
+        if self.penalty.every > 1 or self.penalty.probability is not None or self._means.penalised_share < 1:
+            module.log("tacit/penalised_share", self._means.penalised_share, batch_size=1)
 
 
 class _SkippedBatchError(Exception):
     """`training_step` returned no loss."""
-
-
-def _log(penalty: GradientPenalty, module: Any) -> None:
-    assert penalty.last is not None
-    for name in ("penalty", "gradient_squared_norm", "batch_sharpness"):  # tensors: no wait for the device
-        value = getattr(penalty.last, name)
-        if value is not None:
-            module.log(f"tacit/{name}", value)
 
 
 @contextmanager

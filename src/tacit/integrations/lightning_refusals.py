@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -51,3 +52,29 @@ def refuse_optimizers(trainer: Any) -> None:
                 f"NStepSGD takes its steps on one batch and discards gradients of the others; found "
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches}, expected 1."
             )
+
+
+def refuse_iterator(module: Any, method: str) -> None:
+    """A step that takes its batches itself would take another one in each pass."""
+    if (
+        method not in ("gram", "double_backward")
+        and "dataloader_iter" in inspect.signature(module.training_step).parameters
+    ):
+        raise InputError(
+            f"training_step takes dataloader_iter, and method={method!r} runs it several times, each on another batch. "
+            "Use method='double_backward', or training_step(self, batch, batch_idx)."
+        )
+
+
+def refuse_unreached_penalty(module: Any, *, calls: int) -> None:
+    """Called before an optimizer step whose gradient is the plain one."""
+    name = type(module).__name__
+    if calls:
+        raise InputError(
+            f"the penalised loss was computed, but {name}.backward did not go through it before the first optimizer "
+            "step. Call backward on the loss that it gets."
+        )
+    raise InputError(
+        f"no call reached the penalty before the first optimizer step: {name}.training_step was replaced after "
+        "training had started. Replace it before, for instance in setup."
+    )

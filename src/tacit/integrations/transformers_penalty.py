@@ -5,13 +5,18 @@ The loss of one batch is a token sum over the tokens of all batches that one opt
     L = w Ĉ,   w = W (own tokens) / (all tokens),   Ĉ the mean loss of this batch on one of W devices
 
 and an optimizer step adds up the gradients of w (Ĉ + (λ/4)‖∇Ĉ‖²). A penalty of L itself would carry w² in place of w.
+
+The mixin puts a `compute_loss` onto the trainer itself, around the one that its class has, wherever that is in the
+order of classes: a loss of one's own, and terms added to that of `super()`, are penalised too.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,9 +25,16 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.integrations.frameworks import load
 from tacit.integrations.options import check_penalty_options
+from tacit.integrations.step_means import StepMeans
 from tacit.integrations.token_weights import TokenWeights
-from tacit.integrations.transformers_refusals import refuse_settings
-from tacit.penalty import GradientPenalty
+from tacit.integrations.transformers_refusals import (
+    refuse_missing_init,
+    refuse_order,
+    refuse_settings,
+    refuse_unreached_penalty,
+)
+from tacit.integrations.used_outputs import refusing_backward
+from tacit.penalty import GradientPenalty, PenaltyRecord
 
 _transformers: Any = load("transformers")
 _KEY = "TacitPenalty"  # in trainer_state.json
@@ -33,13 +45,24 @@ class PenaltyMixin:
 
     Training minimises Ĉ + (λ/4)‖∇Ĉ‖² in place of Ĉ, for the mean loss Ĉ of each batch of
     `per_device_train_batch_size` examples; an optimizer step takes the mean over accumulated batches and devices, with
-    the token weights that `Trainer` uses. Evaluation is left alone. `penalty` holds the arguments of
-    `tacit.GradientPenalty` without the model; `self.gradient_penalty` is the object. `tacit/penalty` is logged beside
-    the loss, and checkpoints hold the penalty's state.
+    the token weights that `Trainer` uses. Evaluation is left alone. A `compute_loss` of one's own is penalised, in this
+    class or another. `penalty` holds the arguments of `tacit.GradientPenalty` without the model;
+    `self.gradient_penalty` is the object. Schedules and `every` count optimizer steps; the coin of `probability` is one
+    of each batch. Checkpoints hold the penalty's state.
+
+    Beside `loss`, over the same steps and on its scale, `Trainer` logs `tacit/penalty`, the mean over penalised
+    batches; `tacit/gradient_share`, the penalty's part of the gradient over the plain part, where it costs nothing; and
+    `tacit/penalised_share` where not all batches are penalised.
     """
 
-    model: Any  # these two are made by Trainer
+    model: Any  # these four are made by Trainer
     accelerator: Any
+    state: Any
+    compute_loss: Any
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        refuse_order(cls, PenaltyMixin, _transformers.Trainer)
 
     def __init__(self, *arguments: Any, penalty: Mapping[str, Any], **named: Any) -> None:
         if not isinstance(penalty, Mapping) or "strength" not in penalty:
@@ -49,38 +72,92 @@ class PenaltyMixin:
         super().__init__(*arguments, **named)
         refuse_settings(self)
         self._penalty_arguments = dict(penalty)
+        self._penalty_calls = self._penalty_gradients = 0  # in this training: losses made, and gradients handed out
+        self._inside_penalty = False
+        self._penalty_means = StepMeans()
         self.gradient_penalty = GradientPenalty(self.model, **penalty)
         self.add_callback(_State(self))  # type: ignore[attr-defined]
         self._token_weights = TokenWeights(self)
+        self._penalise_compute_loss()
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **named: Any
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        refuse_missing_init(self)
+        return super().train(*arguments, **named)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        # Only what Trainer itself logs of a training covers the steps since its last one, on every process at once.
+        if "loss" in logs and "learning_rate" in logs and self._penalty_means.micro_batches:
+            logs = {**logs, **self._numbers_since_last_log()}
+        super().log(logs, *arguments, **named)  # type: ignore[misc]
+
+    def _penalise_compute_loss(self) -> None:
+        """Put the penalised loss where `training_step` looks for it, around what is there now."""
+        now = self.compute_loss
+        if not (isinstance(now, functools.partial) and now.func == self._penalised_loss):
+            self.compute_loss = functools.partial(self._penalised_loss, now)
+
+    def _penalised_loss(
+        self, compute_loss: Callable[..., Any], model: Any, inputs: Any, *arguments: Any, **named: Any
     ) -> Any:
-        def compute(**more: Any) -> Any:
-            # A copy, since label smoothing takes the labels out.
-            return super(PenaltyMixin, self).compute_loss(  # type: ignore[misc]
-                model, dict(inputs), num_items_in_batch=num_items_in_batch, **named, **more
-            )
-
-        if not torch.is_grad_enabled():
-            return compute(return_outputs=return_outputs)
-        plain = functools.partial(super().compute_loss, self.accelerator.unwrap_model(model))  # type: ignore[misc]
-        weight = self._token_weights.of(inputs, num_items_in_batch, plain)
+        """As `compute_loss(model, inputs, return_outputs, num_items_in_batch)`, which is called with what is given."""
+        if self._inside_penalty or not torch.is_grad_enabled():
+            return compute_loss(model, inputs, *arguments, **named)
+        return_outputs, items = (*arguments, *(None, None)[len(arguments) :])[:2]
+        return_outputs = named.get("return_outputs", return_outputs)
+        items = named.get("num_items_in_batch", items)
+        weight = self._token_weights.of(inputs, items, functools.partial(self._checked_loss, compute_loss))
         seen: list[Any] = []
 
         def closure() -> Tensor:
-            loss, outputs = compute(return_outputs=True)
+            # Approximate methods compute the loss several times: what it logs must count once.
+            with self._computing(silent=bool(seen)):
+                # A copy, since label smoothing and many losses take the labels out.
+                found = compute_loss(model, copy.copy(inputs), *arguments, **named)
+            loss, outputs = found if return_outputs else (found, None)
             seen.append(outputs)
             return loss / weight
 
-        penalised = weight * self.gradient_penalty.loss(closure, scaler=self.accelerator.scaler)
-        return (penalised, seen[0]) if return_outputs else penalised
+        scaler = self.accelerator.scaler
+        loss = self.gradient_penalty.loss(closure, scaler=scaler, step=self.state.global_step)
+        self._penalty_calls += 1
+        assert self.gradient_penalty.last is not None
+        loss.register_hook(functools.partial(self._count_gradient, self.gradient_penalty.last))
+        return (weight * loss, refusing_backward(seen[0])) if return_outputs else weight * loss
 
-    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
-        last = self.gradient_penalty.last
-        if "loss" in logs and last is not None:
-            logs = {**logs, "tacit/penalty": float(last.penalty)}
-        super().log(logs, *arguments, **named)  # type: ignore[misc]
+    def _checked_loss(self, compute_loss: Callable[..., Any], inputs: Any, items: Any) -> Tensor:
+        """The plain loss of the model without wrappers: no other process needs to take part."""
+        with self._computing(silent=True):
+            return compute_loss(self.accelerator.unwrap_model(self.model), copy.copy(inputs), num_items_in_batch=items)
+
+    def _count_gradient(self, record: PenaltyRecord, factor: Tensor) -> None:
+        """`factor` is what backward brings: all that the trainer multiplied the loss with, and the scaler's factor."""
+        self._penalty_gradients += 1
+        scaler = self.accelerator.scaler
+        if scaler is not None and scaler.is_enabled():
+            factor = factor / scaler.scale(torch.ones_like(factor))
+        self._penalty_means.add(record, factor)
+
+    def _numbers_since_last_log(self) -> dict[str, float]:
+        means, processes = self._penalty_means, self.accelerator.num_processes
+        rows = self.accelerator.gather(means.packed(self.accelerator.device)[None])
+        whole = StepMeans.from_packed(rows.sum(0), optimizer_steps=means.optimizer_steps)
+        means.clear()
+        found = {name: float(value) for name, value in whole.means().items() if name in ("penalty", "gradient_share")}
+        if "penalty" in found:  # one optimizer step of one process has several batches, or a part of the tokens
+            found["penalty"] *= float(whole.factors) / (processes * max(whole.optimizer_steps, 1))
+        penalty = self.gradient_penalty
+        if penalty.every > 1 or penalty.probability is not None or whole.penalised_share < 1:
+            found["penalised_share"] = whole.penalised_share
+        return {f"tacit/{name}": value for name, value in found.items()}
+
+    @contextmanager
+    def _computing(self, *, silent: bool) -> Iterator[None]:
+        self._inside_penalty = True
+        try:
+            with _without_log(self) if silent else nullcontext():
+                yield
+        finally:
+            self._inside_penalty = False
 
 
 class _State(_transformers.TrainerCallback):  # type: ignore[misc]
@@ -90,21 +167,41 @@ class _State(_transformers.TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        trainer = self.trainer
         # Anew, since `model_init` makes another model for each training, and each training starts at step 0.
-        self.trainer.gradient_penalty = GradientPenalty(self.trainer.model, **self.trainer._penalty_arguments)
+        trainer.gradient_penalty = GradientPenalty(trainer.model, **trainer._penalty_arguments)
+        trainer._penalty_calls = trainer._penalty_gradients = 0
+        trainer._penalty_means.clear()
+        trainer._penalise_compute_loss()  # it may have been replaced since the trainer was made
         stored = state.stateful_callbacks.get(_KEY)
         if stored is not None:
-            self.trainer.gradient_penalty.load_state_dict(_decoded(stored["attributes"]))
+            trainer.gradient_penalty.load_state_dict(_decoded(stored["attributes"]))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        refuse_unreached_penalty(self.trainer)
+        self.trainer._penalty_means.optimizer_steps += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         attributes = _encoded(self.trainer.gradient_penalty.state_dict())
         state.stateful_callbacks[_KEY] = {"args": {}, "attributes": attributes}
 
 
+@contextmanager
+def _without_log(trainer: Any) -> Iterator[None]:
+    own = trainer.__dict__.get("log")
+    trainer.log = lambda *arguments, **named: None
+    try:
+        yield
+    finally:
+        del trainer.log
+        if own is not None:
+            trainer.log = own
+
+
 def _encoded(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state as JSON: tensors of bytes in base64."""
     return {
-        name: {"base64": base64.b64encode(bytes(value.tolist())).decode()} if isinstance(value, Tensor) else value
+        name: {"base64": base64.b64encode(value.numpy().tobytes()).decode()} if isinstance(value, Tensor) else value
         for name, value in state.items()
     }
 

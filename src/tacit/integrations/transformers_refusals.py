@@ -42,3 +42,39 @@ def refuse_settings(trainer: Any) -> None:
             f"the optimizer is {type(trainer.optimizer).__name__}, which needs a closure; Trainer calls step without "
             "one. Use torch.optim.SGD."
         )
+
+
+def refuse_order(kind: type, mixin: type, trainer: type) -> None:
+    """Called when a class is made: `Trainer` first would raise before the mixin sees its argument."""
+    order = kind.__mro__
+    if trainer in order and order.index(mixin) > order.index(trainer):
+        bases = [base.__name__ for base in kind.__bases__]
+        first = next((base.__name__ for base in kind.__bases__ if issubclass(base, trainer)), "Trainer")
+        raise InputError(
+            f"class {kind.__name__}({', '.join(bases)}) has {mixin.__name__} behind Trainer, which does not know the "
+            f"argument penalty. Use class {kind.__name__}({mixin.__name__}, {first})."
+        )
+
+
+def refuse_missing_init(trainer: Any) -> None:
+    if "gradient_penalty" not in trainer.__dict__:
+        raise InputError(
+            f"{type(trainer).__name__}.__init__ did not call that of PenaltyMixin, so there is no penalty. "
+            "Use super().__init__(…, penalty=dict(strength=…)) in it."
+        )
+
+
+def refuse_unreached_penalty(trainer: Any) -> None:
+    """Called before each optimizer step: the first is refused where its gradient is the plain one."""
+    if trainer._penalty_gradients:
+        return
+    name = type(trainer).__name__
+    if trainer._penalty_calls:
+        raise InputError(
+            f"the penalised loss was computed, but {name}.training_step called backward on another tensor before the "
+            "first optimizer step. Use the loss that self.compute_loss returns."
+        )
+    raise InputError(
+        f"no call reached the penalty before the first optimizer step: {name}.training_step does not call "
+        "self.compute_loss. Use self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) in it."
+    )
