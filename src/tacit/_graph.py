@@ -28,10 +28,10 @@ def operation(node: Any) -> str:
     return type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?"
 
 
-def leaf_uses(root: Tensor) -> dict[Tensor, int]:
-    """Every leaf below `root` in the autograd graph, with the number of edges that reach it."""
+def leaf_uses(*roots: Tensor) -> dict[Tensor, int]:
+    """Every leaf below the roots in the autograd graph, with the number of edges that reach it."""
     counts: dict[Tensor, int] = {}
-    seen, waiting = set(), [root.grad_fn]
+    seen, waiting = set(), [root.grad_fn for root in roots]
     while waiting:  # not over `nodes`: every small step of a model walks here, and that would ask each node twice
         node = waiting.pop()
         if node is None or node in seen:

@@ -161,6 +161,12 @@ class GradientWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Around the backward pass; without hooks where `.grad` is empty before and is G · factor itself after."""
+        if all(leaf.grad is None and not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks for leaf in self.gradients):  # fmt: skip
+            yield
+            leaves = [leaf for leaf in self.gradients if leaf.grad is not None]
+            self.see_all(leaves, [leaf.grad for leaf in leaves])  # type: ignore[misc]
+            return
         handles = []
         try:
             for leaf in self.gradients:

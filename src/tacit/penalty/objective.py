@@ -67,15 +67,28 @@ class Task:
         refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
 
-    def finish(self, objective: Tensor, watch: GradientWatch | None = None) -> None:
-        """Add the objective's gradient to `.grad` of every leaf; or hand it to `deliver`, with all hooks silent."""
+    def finish(
+        self,
+        objective: Tensor,
+        watch: GradientWatch | None = None,
+        *,
+        factor: float = 1.0,
+        outputs: Sequence[Tensor] = (),
+        cotangents: Sequence[Tensor] = (),
+    ) -> None:
+        """Add ∇(factor · objective + Σ⟨output, cotangent⟩), cotangents constant, to `.grad` of every leaf.
+
+        With `deliver` the gradients are handed to it instead, with all hooks silent.
+        """
+        roots = [objective, *outputs]
+        seeds = [torch.full_like(objective, factor), *cotangents]
         if self.deliver is None:
             with nullcontext() if watch is None else watch.watching(), modes_on():
-                objective.backward()
+                torch.autograd.backward(roots, seeds)
             return
-        leaves = list(leaf_uses(objective))
+        leaves = list(leaf_uses(*roots))
         with without_hooks(leaves), modes_on():
-            found = torch.autograd.grad(objective, leaves, allow_unused=True)
+            found = torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
         pairs = [(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
         leaves, gradients = [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs]
         if watch is not None:

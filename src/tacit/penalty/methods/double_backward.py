@@ -1,8 +1,10 @@
-"""The readable reference: differentiate the gradient's squared norm by a second backward pass.
+"""The readable reference: the gradient, kept differentiable, pulled back along itself.
 
-    Ĉ + (λ/4) ‖∇Ĉ‖²,   ∇Ĉ from `autograd.grad(create_graph=True)` on the parameters
+    ∇( Ĉ + (λ/4) ‖∇Ĉ‖² ) = ∇Ĉ + (λ/2) ∇²Ĉ ∇Ĉ
 
-Nine matrix products per layer where a plain gradient has three. Every other exact method is tested against it.
+`autograd.grad(create_graph=True)` gives g = ∇Ĉ with a graph; one backward pass of (Ĉ, g) from the cotangents
+(1, (λ/2) g) gives the sum. Nine matrix products per layer where a plain gradient has three. Every other exact method is
+tested against it.
 """
 
 from __future__ import annotations
@@ -23,44 +25,58 @@ from tacit.penalty.surroundings.state import without_hooks
 
 
 def backward(task: Task) -> Outcome:
-    """Exact; forms every weight gradient inside the graph."""
+    """Exact; forms every weight gradient inside the graph.
+
+    Two views a, b: (λ/4)⟨gᵃ, gᵇ⟩ has the cotangents (λ/4) gᵇ and (λ/4) gᵃ. With `mean` over workers the cotangents are
+    made of the mean gradients ḡ (see `Task`).
+    """
     parameters = list(task.parameters.values())
     losses = [task.loss(closure) for closure in task.closures]
     before = BufferVersions(task.model)
     # The last view first, as one backward pass of the mean of both losses visits them.
     gradients = [_gradients(loss, parameters, task.scale) for loss in reversed(losses)][::-1]
-    norm = share = inner_product(gradients[0], gradients[-1])
-    if task.mean is not None:
-        means = [task.mean(parts) for parts in gradients]
-        norm = inner_product(means[0], means[-1])
-        along = [inner_product(parts, other) for parts, other in zip(gradients, reversed(means), strict=True)]
-        share = 2 * torch.stack(along).mean() - norm
-    loss = torch.stack(losses).mean()
+    plain = [_without_graph(view, parameters, task.scale) for view in gradients]
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
     part = watch = None
     if len(losses) == 1 and task.mean is None:
-        part, plain = PenaltyPart(task.strength), [gradient.detach() for gradient in gradients[0]]
-        watch = GradientWatch(part, dict(zip(parameters, plain, strict=True)), task.weight * task.scale)
+        part = PenaltyPart(task.strength)
+        watch = GradientWatch(part, dict(zip(parameters, plain[0], strict=True)), task.weight * task.scale)
+    directions = plain if task.mean is None else [task.mean(view) for view in plain]
+    norm = inner_product(directions[0], directions[-1])
+    # d/dg of (λ/4)⟨gᵃ, gᵇ⟩ and of (λ/4)‖g‖², in units of the scaled gradients.
+    factor = task.strength / (2 * len(losses)) * task.weight
+    outputs: list[Tensor] = []
+    cotangents: list[Tensor] = []
+    for view, direction in zip(gradients, reversed(directions), strict=True):
+        reached = [number for number, gradient in enumerate(view) if gradient is not None and gradient.requires_grad]
+        outputs += [gradient for number in reached if (gradient := view[number]) is not None]
+        cotangents += torch._foreach_mul([direction[number].detach() for number in reached], factor) if reached else []
     with before.keep_from_here():
-        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share), watch)
-    return Outcome(loss.detach(), norm.detach(), part=part)
+        task.finish(loss, watch, factor=task.weight * task.scale, outputs=outputs, cotangents=cotangents)
+    return Outcome(loss.detach(), norm, part=part)
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    if left is right:
+        return torch.stack(torch._foreach_norm(list(left))).square().sum()
     return total((a * b).sum() for a, b in zip(left, right, strict=True))
 
 
-def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> list[Tensor]:
-    # With scale 1 nothing is multiplied or divided: each would be a pass over all gradients in both derivatives.
+def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> Sequence[Tensor | None]:
+    """`scale` times the gradient, differentiable; None where the loss does not reach a parameter."""
     scaled = loss if scale == 1 else scale * loss
     with without_hooks(parameters), modes_on():
         gradients = torch.autograd.grad(scaled, parameters, create_graph=True, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise InputError(NOTHING_REACHED)
-    return [
-        torch.zeros_like(parameter) if gradient is None else _unscaled(gradient, scale)
+    return gradients
+
+
+def _without_graph(
+    gradients: Sequence[Tensor | None], parameters: list[torch.nn.Parameter], scale: float
+) -> list[Tensor]:
+    plain = [
+        torch.zeros_like(parameter) if gradient is None else gradient.detach()
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
-
-
-def _unscaled(gradient: Tensor, scale: float) -> Tensor:
-    return gradient if scale == 1 else gradient / scale
+    return plain if scale == 1 else list(torch._foreach_div(plain, scale))
