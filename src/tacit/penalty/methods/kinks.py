@@ -58,8 +58,15 @@ class Kinks(TorchFunctionMode):
             self._note_precision(result)
             return result
         pattern_of, held = kink
+        if pattern_of is None and self.position is None:
+            result = func(*args, **kwargs)
+            # What does not depend on the parameters is the same in all passes, and may be changed in place.
+            pattern = result.detach() if result.requires_grad else None
+            self.recorded.append((func, tuple(result.shape), pattern))
+            return result
         shape = next((tuple(tensor.shape) for tensor in tensors_in(args)), ())
         if self.position is None:
+            assert pattern_of is not None
             with torch.no_grad():
                 pattern = pattern_of(func, *args, **kwargs)
             self.recorded.append((func, shape, pattern))
@@ -84,20 +91,20 @@ def _is_recomputed_or_transformed() -> bool:
 
 
 # A pattern is read off the arguments of the recorded call; None means that this call has none.
-# -- ReLU: one bit per unit -------------------------------------------------------------------------------------------
+# -- ReLU: its result -------------------------------------------------------------------------------------------
+
+
+def _held_relu(result: Tensor, input: Tensor, inplace: bool = False) -> Tensor:
+    """The recorded result is the pattern: autograd keeps it anyway. One kernel, as fast as ReLU in both directions."""
+    return _held_relu_in_place(result, input) if inplace else torch.ops.aten.threshold_backward(input, result, 0)
+
+
+def _held_relu_in_place(result: Tensor, input: Tensor) -> Tensor:
+    return input.masked_fill_(result <= 0, 0)
 
 
 def _is_off(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input <= 0
-
-
-def _held_relu(off: Tensor, input: Tensor, inplace: bool = False) -> Tensor:
-    # masked_fill would make channels-last images contiguous, and dropout draws its mask in the order of memory.
-    return input.masked_fill_(off, 0) if inplace else torch.where(off, 0.0, input)
-
-
-def _held_relu_in_place(off: Tensor, input: Tensor) -> Tensor:
-    return input.masked_fill_(off, 0)
 
 
 def _held_leaky_relu(off: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -195,10 +202,10 @@ _COMPARISONS = tuple(
     for function in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"__{name}__"))
 )
 
-# Function → (its pattern, what it is with that pattern held).
-_KINKS: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), (_is_off, _held_relu)),
-    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), (_is_off, _held_relu_in_place)),
+# Function → (its pattern, None where that is its result; what it is with that pattern held).
+_KINKS: dict[Any, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), (None, _held_relu)),
+    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), (None, _held_relu_in_place)),
     **dict.fromkeys((F.leaky_relu, torch._C._nn.leaky_relu), (_is_off, _held_leaky_relu)),
     **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), (_is_off, _held_prelu)),
     **dict.fromkeys(_LINES, (_line, _held_line)),
