@@ -162,7 +162,7 @@ class GradientWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Around the backward pass; without hooks where `.grad` is empty before and is G · factor itself after."""
-        if all(leaf.grad is None and not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks for leaf in self.gradients):  # fmt: skip
+        if all(leaf.grad is None and not _has_hooks(leaf) for leaf in self.gradients):
             yield
             leaves = [leaf for leaf in self.gradients if leaf.grad is not None]
             self.see_all(leaves, [leaf.grad for leaf in leaves])  # type: ignore[misc]
@@ -180,6 +180,10 @@ class GradientWatch:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _has_hooks(leaf: Tensor) -> bool:
+    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
 def penalty_part(strength: float, gradients: Sequence[Tensor], products: Sequence[Tensor]) -> PenaltyPart:

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import is_
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from tacit._errors import InputError
+
+
+class PenalisedParameters:
+    """The penalised parameters by name. They are looked up again only where the model has changed.
+
+    Layers may be frozen or replaced between two steps. Walking over all modules and names takes longer than a step of a
+    small model; comparing the objects that are there with those of the last walk does not.
+    """
+
+    def __init__(self, model: nn.Module, exclude: Iterable[str], *, on_change: Callable[[], None]) -> None:
+        self.model, self.exclude, self.on_change = model, tuple(exclude), on_change
+        self._walk()
+
+    def now(self) -> dict[str, nn.Parameter]:
+        if self._has_changed():
+            self._walk()
+            self.on_change()
+        return self.by_name
+
+    def _walk(self) -> None:
+        self.by_name = penalised_parameters(self.model, self.exclude)
+        self._seen = [
+            (module._modules, [*module._modules.values()], module._parameters, [*module._parameters.values()])
+            for module in self.model.modules()
+        ]
+        self._trainable = [(p, p.requires_grad) for p in self.model.parameters()]
+
+    def _has_changed(self) -> bool:
+        for modules, children, parameters, own in self._seen:
+            if len(modules) != len(children) or not all(map(is_, modules.values(), children)):
+                return True
+            if len(parameters) != len(own) or not all(map(is_, parameters.values(), own)):
+                return True
+        return any(parameter.requires_grad is not was for parameter, was in self._trainable)
 
 
 def penalised_parameters(model: nn.Module, exclude: Iterable[str]) -> dict[str, nn.Parameter]:
