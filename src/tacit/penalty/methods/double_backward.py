@@ -39,9 +39,11 @@ def backward(task: Task) -> Outcome:
     part = watch = None
     if len(losses) == 1 and task.mean is None:
         part, plain = PenaltyPart(task.strength), [gradient.detach() for gradient in gradients[0]]
-        watch = GradientWatch(part, dict(zip(parameters, plain, strict=True)), task.weight * task.scale)
+        watch = GradientWatch(
+            part, dict(zip(parameters, plain, strict=True)), task.weight * task.scale, task.loss_weight
+        )
     with before.keep_from_here():
-        task.finish(task.weight * task.scale * (loss + task.strength / 4 * share), watch)
+        task.finish(task.weight * task.scale * (task.plain_part(loss) + task.strength / 4 * share), watch)
     return Outcome(loss.detach(), norm.detach(), part=part)
 
 
