@@ -122,8 +122,9 @@ class FactoredSGD(torch.optim.Optimizer):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
+        pieces = split(batch, self.micro_batch_size, "step")
         outcomes, sites = self._differentiate(
-            self._leaving_backward_to_us(closure), split(batch, self.micro_batch_size, "step"), strength
+            self._leaving_backward_to_us(closure), pieces if strength else [Piece(batch)], strength
         )
         self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}

@@ -230,6 +230,8 @@ class GradientPenalty:
         check = strength > 0 and not method.exact and self._approximation.begin(self.steps)
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = split(batch, self.micro_batch_size, "backward")
+        if not strength:  # nothing is asked of single micro-batches
+            pieces = [Piece(batch)]
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         size = next(lengths(batch), None)
