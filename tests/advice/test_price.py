@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
+from tacit.advice import price
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,32 @@ def test_the_cheapest_comes_first_and_fewer_penalised_steps_cost_less(advice: ta
     found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
     costs = [each.times_plain for each in found.settings]
     assert costs == sorted(costs)
+
+
+def test_steps_between_penalised_ones_are_timed_as_they_run(
+    advice: tacit.advice.Advice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that shows 1 s for the plain step, 3 s for a penalty's pass of the whole batch, 9 s for other steps."""
+    rows: list[int] = []
+
+    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        rows.append(len(targets))
+        return F.cross_entropy(outputs, targets)
+
+    def seconds(steps: list, *rest: object) -> list[float]:
+        found = []
+        for step in steps:
+            step()  # the first one also compares and checks
+            rows.clear()
+            step()
+            found.append(3.0 if rows == [256] else 9.0)
+        return [1.0, *found[1:]]
+
+    monkeypatch.setattr(price, "_fastest_seconds", seconds)
+    found = advice.price(nn.Linear(8, 3), loss_fn, *BATCH)
     by_every = {each.every: each.times_plain for each in found.settings if each.micro_batch_size == 16}
-    p = by_every[1]
-    assert by_every[4] == pytest.approx((p + 3) / 4)
+    assert by_every == {k: (9 + 3 * (k - 1)) / k for k in by_every}
+    assert len(by_every) > 1
 
 
 def test_no_setting_exceeds_its_share_of_the_edge(advice: tacit.advice.Advice) -> None:

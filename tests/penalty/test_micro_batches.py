@@ -445,3 +445,80 @@ def test_records_have_the_same_entries_at_compared_steps_as_at_others() -> None:
         rows.append(penalty.last.to_row())
     assert rows[0].keys() == rows[1].keys() == rows[2].keys()
     assert rows[0]["batch_sharpness"] == pytest.approx(rows[1]["batch_sharpness"], rel=1e-9)
+
+
+class Noisy(nn.Module):
+    """What shows how often a step runs, and on how many rows: dropout masks and the counts of batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Linear(8, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+UNPENALISED: dict[str, tuple[object, dict[str, object]]] = {
+    "every": (0.7, {"every": 3}),
+    "probability": (0.7, {"probability": 1e-9}),
+    "a schedule at 0": (lambda step: 0.0, {}),
+    "no strength": (0.0, {}),
+}
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("method", ["gram", "double_backward", "finite_difference"])
+@pytest.mark.parametrize("name", UNPENALISED)
+def test_a_step_without_a_penalty_is_one_plain_pass_of_the_whole_batch(name: str, method: str, as_tensor: bool) -> None:
+    strength, settings = UNPENALISED[name]
+    problem = vectors(Noisy(), 5)
+    penalty = GradientPenalty(problem.model, strength, method=method, micro_batch_size=SIZE, **settings)
+    if name == "every":
+        penalty.backward(problem.closure, problem.inputs, problem.targets)
+    twin, rows = copy.deepcopy(problem.model), []
+    for model in (problem.model, twin):
+        model.zero_grad()
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        rows.append(len(x))
+        return problem.closure(x, y)
+
+    torch.manual_seed(3)
+    if as_tensor:
+        loss = penalty.loss(closure, problem.inputs, problem.targets)
+        loss.backward()
+    else:
+        loss = penalty.backward(closure, problem.inputs, problem.targets)
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    plain = problem.loss(twin, problem.inputs, problem.targets)
+    plain.backward()
+    assert rows == [12]
+    assert torch.equal(loss, plain)
+    assert torch.equal(torch.get_rng_state(), after)
+    for ours, theirs in zip(problem.model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(problem.model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert penalty.last.gradient_squared_norm is None
+
+
+def test_a_factored_step_without_a_penalty_is_one_plain_pass_of_the_whole_batch() -> None:
+    problem = vectors(Noisy(), 5)
+    twin, rows = copy.deepcopy(problem.model), []
+    ours = FactoredSGD(problem.model, lr=0.1, micro_batch_size=SIZE)
+    theirs = FactoredSGD(twin, lr=0.1)
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        rows.append(len(x))
+        return problem.closure(x, y)
+
+    torch.manual_seed(3)
+    loss = ours.step(closure, problem.inputs, problem.targets)
+    torch.manual_seed(3)
+    assert torch.equal(loss, theirs.step(lambda: problem.loss(twin, problem.inputs, problem.targets)))
+    assert rows == [12]
+    for name, tensor in problem.model.state_dict().items():
+        assert torch.equal(tensor, twin.state_dict()[name])

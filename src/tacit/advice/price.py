@@ -88,9 +88,10 @@ def measure_price(
     *batch: Tensor,
     seconds: float = 1.0,
 ) -> Price:
-    """Times a plain step and a penalised one per micro-batch size, on a copy of the model; `advised` is (k, b).
+    """Times a plain step and both kinds of a penalty's steps per micro-batch size, on a copy of the model.
 
-    With `every=k` the penalty has weight kλ on one step in k, so it costs (p + k − 1)/k where a penalised step costs p.
+    `advised` is (k, b). With `every=k` the penalty has weight kλ on one step in k: it costs (p + (k − 1)u)/k with p the
+    time of that step and u that of the steps between, which carry no penalty; both are timed.
     """
     if len(batch) != 2:
         raise InputError(f"price got {len(batch)} tensors; expected inputs and targets of one minibatch.")
@@ -105,7 +106,8 @@ def measure_price(
     for option in timed:
         # One micro-batch of everything is a penalty without micro-batches.
         size = None if option.micro_batch_size >= len(batch[0]) else option.micro_batch_size
-        steps.append(partial(GradientPenalty(own, option.strength, micro_batch_size=size).backward, loss, *batch))
+        for strength in (option.strength, 0.0):
+            steps.append(partial(GradientPenalty(own, strength, micro_batch_size=size).backward, loss, *batch))
     if not any(option.strength > 0 for option in alternatives):
         raise InputError("the advice is to add no penalty; expected an advice with a positive strength.")
     if all(option.micro_batch_size != advised[1] for option in timed):
@@ -113,11 +115,11 @@ def measure_price(
             f"the batch has {len(batch[0])} examples; expected a multiple of the micro-batch size {advised[1]}."
         )
     clock, now = _clock(own)
-    plain, *penalised = _fastest_seconds(steps, own, budget, now)
+    plain, *seconds_each = _fastest_seconds(steps, own, budget, now)
     settings = [
         setting
-        for option, cost in zip(timed, penalised, strict=True)
-        for setting in _settings(option, cost / plain, advised)
+        for option, penalised, between in zip(timed, seconds_each[::2], seconds_each[1::2], strict=True)
+        for setting in _settings(option, penalised / plain, between / plain, advised)
     ]
     own_setting = [each for each in settings if (each.every, each.micro_batch_size) == advised]
     if not own_setting:
@@ -126,13 +128,13 @@ def measure_price(
     return Price(plain, own_setting[0], tuple(ranked), clock)
 
 
-def _settings(option: Alternative, cost: float, advised: tuple[int, int]) -> Iterator[Setting]:
+def _settings(option: Alternative, cost: float, between: float, advised: tuple[int, int]) -> Iterator[Setting]:
     """Every k that the edge allows; the penalty on every step and the advised one also where the edge holds them."""
     for k, most in sorted(option.most.items()):
         held = option.strength > most
         if most > 0 and (not held or k == 1 or (k, option.micro_batch_size) == advised):
             strength = min(option.strength, most)
-            yield Setting(k, option.micro_batch_size, strength, (cost + k - 1) / k, held)
+            yield Setting(k, option.micro_batch_size, strength, (cost + (k - 1) * between) / k, held)
 
 
 def _clock(model: nn.Module) -> tuple[str, Callable[[], float]]:

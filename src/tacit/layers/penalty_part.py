@@ -1,4 +1,7 @@
-"""The penalty's part of a finished gradient: G − g = (λ/2) H g, so ⟨g, H g⟩ and ‖(λ/2) H g‖ cost two inner products."""
+"""The penalty's part of a finished gradient: G − g = (λ/2) H g, so ⟨g, H g⟩ and ‖(λ/2) H g‖ cost two inner products.
+
+Where the objective has the loss with another weight than 1, `loss_weight`, G has g that many times.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +66,11 @@ class FactorWatch:
     part: PenaltyPart
     factor: float
     scale: float
+    loss_weight: float = 1.0
 
     def see(self, inputs: Tensor, output_gradient: Tensor, final: Tensor, tangents: Tensor | None) -> None:
         X, D, S = _wide(inputs), _wide(output_gradient) / self.scale, _wide(final) / self.factor
-        left, right = S - D, X
+        left, right = S - self.loss_weight * D, X
         if tangents is not None:
             left, right = torch.cat([left, D]), torch.cat([right, _wide(tangents) * (self.scale / self.factor)])
         self.part.along.append(torch.sum((D @ left.T) * (X @ right.T)))
@@ -92,8 +96,10 @@ class RowWatch:
     loss's own.
     """
 
-    def __init__(self, part: PenaltyPart, *, factor: float, share: float, scale: float) -> None:
-        self.part, self.factor, self.share, self.scale = part, factor, share, scale
+    def __init__(
+        self, part: PenaltyPart, *, factor: float, share: float, scale: float, loss_weight: float = 1.0
+    ) -> None:
+        self.part, self.factor, self.share, self.scale, self.loss_weight = part, factor, share, scale, loss_weight
         self.expected: set[str] = set()
         self.found: dict[str, Tensor] = {}
         self.past = False
@@ -126,7 +132,7 @@ class RowWatch:
                     continue
                 wide = _vector(rows)
                 if name == "D":  # without the plain part, before it is summed: it is far larger than the penalty's
-                    wide = torch.add(wide, _vector(output_gradient), alpha=-self.factor / self.scale)
+                    wide = torch.add(wide, _vector(output_gradient), alpha=-self.factor * self.loss_weight / self.scale)
                 along = torch.dot(_vector(found[name]), wide)
                 self.part.along.append(along / (2 * self.share * self.scale * self.factor))
 
@@ -134,8 +140,10 @@ class RowWatch:
 class GradientWatch:
     """Sees gradients on their way into `.grad`, before anybody's hooks, and compares G / `factor` with g."""
 
-    def __init__(self, part: PenaltyPart, gradients: Mapping[Tensor, Tensor], factor: float) -> None:
-        self.part, self.gradients, self.factor = part, gradients, factor
+    def __init__(
+        self, part: PenaltyPart, gradients: Mapping[Tensor, Tensor], factor: float, loss_weight: float = 1.0
+    ) -> None:
+        self.part, self.gradients, self.factor, self.loss_weight = part, gradients, factor, loss_weight
 
     def see(self, leaf: Tensor, found: Tensor) -> None:
         gradient = self.gradients.get(leaf)
@@ -143,7 +151,7 @@ class GradientWatch:
             return
         with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
             whole = found if self.factor == 1 else found / self.factor
-            self.part.add(gradient, whole.to(gradient.dtype) - gradient)
+            self.part.add(gradient, torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight))
 
     def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """The same for many: small gradients as one vector, because on small models each call would be felt."""
@@ -157,12 +165,12 @@ class GradientWatch:
                     small.append((_vector(gradient), _vector(whole)))
             if small:
                 plain, together = (torch.cat(column) for column in zip(*small, strict=True))
-                self.part.add(plain, together.div_(self.factor).sub_(plain))
+                self.part.add(plain, together.div_(self.factor).sub_(plain, alpha=self.loss_weight))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Around the backward pass; without hooks where `.grad` is empty before and is G · factor itself after."""
-        if all(leaf.grad is None and not _has_hooks(leaf) for leaf in self.gradients):
+        if all(leaf.is_leaf and leaf.grad is None and not _has_hooks(leaf) for leaf in self.gradients):
             yield
             leaves = [leaf for leaf in self.gradients if leaf.grad is not None]
             self.see_all(leaves, [leaf.grad for leaf in leaves])  # type: ignore[misc]
@@ -192,12 +200,6 @@ def penalty_part(strength: float, gradients: Sequence[Tensor], products: Sequenc
     for gradient, product in zip(gradients, products, strict=True):
         part.add(gradient, product, times=strength / 2)
     return part
-
-
-def mean_or_none(values: Sequence[Tensor | None]) -> Tensor | None:
-    """The mean, where all values are known."""
-    known = [value for value in values if value is not None]
-    return torch.stack(known).mean() if len(known) == len(values) else None
 
 
 def _vector(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,13 +23,13 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.layers.kinds import LinearSite
-from tacit.layers.penalty_part import mean_or_none
 from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.micro_batches import MicroBatches, split
 from tacit.penalty.objective import Outcome, Task
 from tacit.penalty.parameters import penalised_parameters
-from tacit.penalty.record import PenaltyRecord
+from tacit.penalty.pieces import Piece
+from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.sgd_update import Gradient, sgd_update
 from tacit.penalty.surroundings.autocast import AmbientAutocast
 from tacit.penalty.surroundings.refusals import translated_errors
@@ -112,18 +112,19 @@ class FactoredSGD(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    def step(self, closure: Callable[..., Tensor] | None = None, *batch: Tensor) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Callable[..., Tensor] | None = None, *batch: Any) -> Tensor:  # type: ignore[override]
         """One update; returns the minibatch loss Ĉ before it, detached.
 
-        Given `batch` tensors the closure is called with them, or with equal slices of them along the first axis when
-        there is a `micro_batch_size`: the penalty is then the mean of the micro-batches' penalties.
+        Given a `batch` the closure is called with it, or with slices of it along the first axis when there is a
+        `micro_batch_size`: the penalty is then the mean of the micro-batches' penalties, weighted by their rows.
         """
         if not callable(closure):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
+        pieces = split(batch, self.micro_batch_size, "step")
         outcomes, sites = self._differentiate(
-            self._leaving_backward_to_us(closure), split(batch, self.micro_batch_size, "step"), strength
+            self._leaving_backward_to_us(closure), pieces if strength else [Piece(batch)], strength
         )
         self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
@@ -136,14 +137,8 @@ class FactoredSGD(torch.optim.Optimizer):
                     gradient = _gradient(factors.pop(parameter, []), parameter.grad)
                     if gradient is not None:
                         sgd_update(parameter, gradient, group, self.state[parameter])
-        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
-        norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean() if strength else None
-        parts = [outcome.part for outcome in outcomes]
-        curvature = mean_or_none([None if part is None else part.curvature for part in parts])
-        squares = mean_or_none([None if part is None else part.squared_norm for part in parts])
-        length = None if squares is None else squares.sqrt()
-        self.last = PenaltyRecord(loss, strength, "gram", norm, None, curvature, length)
-        return loss
+        self.last = record_of(outcomes, strength=strength, method="gram")
+        return self.last.loss
 
     def _strength_now(self) -> float:
         for group in self.param_groups:
@@ -159,7 +154,7 @@ class FactoredSGD(torch.optim.Optimizer):
     def _leaving_backward_to_us(self, closure: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The closure, refused where it calls backward itself, as the closures of trainers and of torch's LBFGS do."""
 
-        def checked(*batch: Tensor) -> Tensor:
+        def checked(*batch: Any) -> Tensor:
             loss = closure(*batch)
             differentiated = any(parameter.grad is not None for parameter in self.named.values())
             if differentiated and isinstance(loss, Tensor) and not loss.requires_grad:
@@ -173,20 +168,20 @@ class FactoredSGD(torch.optim.Optimizer):
         return checked
 
     def _differentiate(
-        self, closure: Callable[..., Tensor], pieces: list[tuple[Tensor, ...]], strength: float
+        self, closure: Callable[..., Tensor], pieces: Sequence[Piece], strength: float
     ) -> tuple[list[Outcome], list[LinearSite]]:
         """Factors of linear layers on the returned sites, `.grad` of everything else."""
         autocast = AmbientAutocast.now(self.model)
         task = Task(self.model, self.named, (), strength=strength, check_sites=not self._sites_checked)
 
-        def one_after_another(task: Task) -> tuple[list[Outcome], list[LinearSite]]:
+        def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
             outcomes: list[Outcome] = []
             sites: list[LinearSite] = []
             for piece in pieces:
-                closures = (autocast.around(partial(closure, *piece)),)
-                part = dataclasses.replace(task, closures=closures, weight=task.weight / len(pieces))
+                closures = (autocast.around(partial(closure, *piece.batch)),)
+                part = dataclasses.replace(task, closures=closures, weight=task.weight * piece.share)
                 outcome, more = gram.run(part, keep_factors=task.deliver is None)
-                outcomes.append(outcome)
+                outcomes.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
                 sites += more
             return outcomes, sites
 
@@ -202,7 +197,7 @@ class FactoredSGD(torch.optim.Optimizer):
                     keep_factors=True,
                 )
             else:
-                outcomes, sites = one_after_another(task)
+                outcomes, sites = one_after_another(task, pieces)
         self._steps += 1
         self._sites_checked |= any(outcome.checked for outcome in outcomes)
         return outcomes, sites

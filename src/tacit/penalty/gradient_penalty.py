@@ -7,7 +7,7 @@ import logging
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,15 +19,15 @@ from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit._random import generator as named_generator
 from tacit.layers.kinds import LinearSite
-from tacit.layers.penalty_part import mean_or_none
 from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
 from tacit.penalty.methods.micro_batches import MicroBatches, split
 from tacit.penalty.objective import Closure, Outcome, Task
 from tacit.penalty.parameters import penalised_parameters
+from tacit.penalty.pieces import Piece
 from tacit.penalty.ratio_limit import RatioLimit
-from tacit.penalty.record import PenaltyRecord
+from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.registry import Method, choose, fastest_exact
 from tacit.penalty.surroundings.autocast import AmbientAutocast
 from tacit.penalty.surroundings.refusals import translated_errors
@@ -53,7 +53,8 @@ class GradientPenalty:
 
     - `method`: `gram`, `double_backward` (exact), `finite_difference`; `auto` is the fastest exact one for the model,
       and the attribute `method` is its name.
-    - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`. `gram` calls the closure
+    - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`, weighted by their rows
+      where the last one has fewer. `gram` calls the closure
       once, under `torch.vmap`, for all of them where that is possible, and otherwise (batch norm in training mode,
       `.item()`, checkpointing) once for each, which it logs. Dropout masks are then drawn in another order.
     - `of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
@@ -150,7 +151,7 @@ class GradientPenalty:
     def backward(
         self,
         closure: Callable[..., Tensor],
-        *batch: Tensor,
+        *batch: Any,
         second_view: Callable[[], Tensor] | None = None,
         weight: float = 1.0,
         scaler: torch.amp.GradScaler | None = None,
@@ -158,9 +159,10 @@ class GradientPenalty:
     ) -> Tensor:
         """Adds weight · ∇(Ĉ + (λ/4)‖∇Ĉ‖²) to `.grad`, as `backward` would, and returns Ĉ, detached.
 
-        `closure` computes the mean loss of the minibatch, without calling backward. Given `batch` tensors it is called
-        with them, or with equal slices of them along the first axis when there is a `micro_batch_size`. The objective
-        that `.grad` belongs to is the returned loss plus `last.penalty`, should a line search ask.
+        `closure` computes the mean loss of the minibatch, without calling backward. Given a `batch` it is called with
+        it, or with slices of it along the first axis when there is a `micro_batch_size` (`penalty.pieces`: tensors, or
+        dicts, lists, tuples, dataclasses of them). The objective that `.grad` belongs to is the returned loss plus
+        `last.penalty`, should a line search ask.
 
         `second_view` computes the loss of the same minibatch under an independent augmentation. The objective is then
         ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩, an unbiased estimate of the penalty on the augmentation-averaged gradient, which
@@ -183,7 +185,7 @@ class GradientPenalty:
     def loss(
         self,
         closure: Callable[..., Tensor],
-        *batch: Tensor,
+        *batch: Any,
         second_view: Callable[[], Tensor] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         step: int | None = None,
@@ -215,7 +217,7 @@ class GradientPenalty:
     def _differentiate(
         self,
         closure: Callable[..., Tensor],
-        batch: tuple[Tensor, ...],
+        batch: tuple[Any, ...],
         second_view: Callable[[], Tensor] | None,
         *,
         weight: float,
@@ -233,6 +235,8 @@ class GradientPenalty:
         check = strength > 0 and not method.exact and self._approximation.begin(self.steps)
         scale = _scale(scaler, next(iter(self.parameters.values())).device)
         pieces = split(batch, self.micro_batch_size, "backward")
+        if not strength:  # nothing is asked of single micro-batches
+            pieces = [Piece(batch)]
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         size = next(lengths(batch), None)
@@ -265,15 +269,16 @@ class GradientPenalty:
                 check_sites=not self._sites_checked,
             )
 
-            def one_after_another(task: Task) -> tuple[list[Outcome], list[LinearSite]]:
+            def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
                 found = []
                 for piece in pieces:
-                    closures: list[Closure] = [partial(closure, *piece)]
+                    closures: list[Closure] = [partial(closure, *piece.batch)]
                     if second_view is not None:
                         closures.append(second_view)
                     around = tuple(autocast.around(each) for each in closures)
-                    part = dataclasses.replace(task, closures=around, weight=task.weight / len(pieces))
-                    found.append(self._run(part))
+                    part = dataclasses.replace(task, closures=around, weight=task.weight * piece.share)
+                    outcome = self._run(part)
+                    found.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
                 return found, []
 
             if len(pieces) > 1 and strength and self.method == "gram":
@@ -286,7 +291,7 @@ class GradientPenalty:
                         compare=bool(self.check_every) and self.steps % self.check_every == 0,
                     )
             else:
-                outcomes, _ = one_after_another(task)
+                outcomes, _ = one_after_another(task, pieces)
         self.steps += 1
         if strength:
             self._source.holds(self.parameters.values(), f"are those of a loss with a penalty of strength {strength:g}")
@@ -384,10 +389,9 @@ class GradientPenalty:
         return strength * self.every if step % self.every == 0 else 0.0
 
     def _record(self, outcomes: list[Outcome], strength: float, weight: float) -> Tensor:
-        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
         if strength == 0:
-            self.last = PenaltyRecord(loss, strength, self.method)
-            return loss
+            self.last = record_of(outcomes, strength=strength, method=self.method)
+            return self.last.loss
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         if errors:
             self._error = max(errors)
@@ -397,17 +401,13 @@ class GradientPenalty:
                     f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
                     stacklevel=4,
                 )
-        norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
-        # A gradient of weight 0 does not tell its parts.
-        parts = [None if weight == 0 else outcome.part for outcome in outcomes]
-        curvature = mean_or_none([None if part is None else part.curvature for part in parts])
-        squares = mean_or_none([None if part is None else part.squared_norm for part in parts])
+        if weight == 0:  # a gradient of weight 0 does not tell its parts
+            outcomes = [dataclasses.replace(outcome, part=None) for outcome in outcomes]
         # Of several micro-batches an exact method may have taken some: the record is that of the others.
         instead = None if any(outcome.method is None for outcome in outcomes) else outcomes[0].method
         error = self._error if instead is None else None
-        length = None if squares is None else squares.sqrt()
-        self.last = PenaltyRecord(loss, strength, instead or self.method, norm, error, curvature, length)
-        return loss
+        self.last = record_of(outcomes, strength=strength, method=instead or self.method, error=error)
+        return self.last.loss
 
 
 def _plain(task: Task) -> Outcome:

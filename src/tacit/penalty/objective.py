@@ -36,6 +36,7 @@ class Task:
     closures: tuple[Closure, ...]
     strength: float
     weight: float = 1.0
+    loss_weight: float = 1.0  # of Ĉ beside its penalty: 0 where Ĉ's own gradient is taken elsewhere
     exact: bool = True  # what the method claims
     scale: float = 1.0  # GradScaler's: what backward is multiplied with, so that half precision does not underflow
     generators: tuple[torch.Generator, ...] = ()
@@ -66,6 +67,10 @@ class Task:
             )
         refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
+
+    def plain_part(self, loss: Tensor) -> Tensor:
+        """Ĉ's own part of the objective, beside the penalty."""
+        return loss if self.loss_weight == 1 else self.loss_weight * loss
 
     def finish(
         self,
@@ -111,3 +116,4 @@ class Outcome:
     part: PenaltyPart | None = None  # ⟨g, H g⟩ and ‖(λ/2) H g‖², where the method has them
     method: str | None = None  # where it is not the one that was chosen
     checked: bool = False  # whether `gram` compared its norm with a plain one, where it was asked to
+    share: float = 1.0  # of the step's rows, where a step has several outcomes

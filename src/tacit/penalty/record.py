@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tacit._tree import total
+from tacit.penalty.objective import Outcome
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,35 @@ class PenaltyRecord:
             "error": self.error,
         }
         return {name: value for name, value in row.items() if value is not None}
+
+
+def record_of(
+    outcomes: Sequence[Outcome], *, strength: float, method: str, error: float | None = None
+) -> PenaltyRecord:
+    """The record of one step from the outcomes of its micro-batches: means over rows."""
+    loss = _mean(outcomes, [outcome.loss for outcome in outcomes])
+    if strength == 0:
+        return PenaltyRecord(loss, strength, method)
+    norm = _mean(outcomes, [outcome.gradient_squared_norm for outcome in outcomes])
+    curvatures = [None if outcome.part is None else outcome.part.curvature for outcome in outcomes]
+    squares = [None if outcome.part is None else outcome.part.squared_norm for outcome in outcomes]
+    length = _mean_where_known(outcomes, squares)
+    return PenaltyRecord(
+        loss, strength, method, norm, error, _mean_where_known(outcomes, curvatures),
+        None if length is None else length.sqrt(),
+    )  # fmt: skip
+
+
+def _mean_where_known(outcomes: Sequence[Outcome], values: Sequence[Tensor | None]) -> Tensor | None:
+    known = [value for value in values if value is not None]
+    return _mean(outcomes, known) if len(known) == len(values) else None
+
+
+def _mean(outcomes: Sequence[Outcome], values: Sequence[Tensor]) -> Tensor:
+    """The mean of one value for each outcome, weighted by the rows of each."""
+    if len(values) == 1:
+        return values[0]
+    return total(outcome.share * value for outcome, value in zip(outcomes, values, strict=True))
 
 
 def _number(value: Tensor | None) -> float | None:

@@ -40,7 +40,9 @@ def backward(task: Task) -> Outcome:
     part = watch = None
     if len(losses) == 1 and task.mean is None:
         part = PenaltyPart(task.strength)
-        watch = GradientWatch(part, dict(zip(parameters, plain[0], strict=True)), task.weight * task.scale)
+        watch = GradientWatch(
+            part, dict(zip(parameters, plain[0], strict=True)), task.weight * task.scale, task.loss_weight
+        )
     directions = plain if task.mean is None else [task.mean(view) for view in plain]
     norm = inner_product(directions[0], directions[-1])
     # d/dg of (λ/4)⟨gᵃ, gᵇ⟩ and of (λ/4)‖g‖², in units of the scaled gradients.
@@ -52,7 +54,9 @@ def backward(task: Task) -> Outcome:
         outputs += [gradient for number in reached if (gradient := view[number]) is not None]
         cotangents += torch._foreach_mul([direction[number].detach() for number in reached], factor) if reached else []
     with before.keep_from_here():
-        task.finish(loss, watch, factor=task.weight * task.scale, outputs=outputs, cotangents=cotangents)
+        task.finish(
+            loss, watch, factor=task.weight * task.scale * task.loss_weight, outputs=outputs, cotangents=cotangents
+        )
     return Outcome(loss.detach(), norm, part=part)
 
 

@@ -69,7 +69,7 @@ def run(task: Task, *, keep_factors: bool) -> tuple[Outcome, list[LinearSite]]:
                         norm=share, scale=task.scale, means=means,
                     )  # fmt: skip
                 part, watch = _watch_part(task, views, factored)
-                outer_pass(task, loss + task.strength / 4 * share, sites, comes, factored, watch)
+                outer_pass(task, task.plain_part(loss) + task.strength / 4 * share, sites, comes, factored, watch)
     outcome = Outcome(loss.detach(), norm.detach(), checked=checked, part=part)
     return outcome, [site for site in factored if isinstance(site, LinearSite)]
 
@@ -109,7 +109,7 @@ def _watch_part(
         if formed is not None and not any(site in factored for site in sites):
             add(parameter, formed)
         elif len(sites) == 1 and isinstance(sites[0], LinearSite) and _has_few_rows(sites[0]):
-            sites[0].factor_watch = FactorWatch(part, factor, task.scale)
+            sites[0].factor_watch = FactorWatch(part, factor, task.scale, task.loss_weight)
         elif all(isinstance(site, EmbeddingSite) for site in sites):
             for site in sites:  # a sum of rows by index, no product
                 assert site.inputs is not None
@@ -119,7 +119,7 @@ def _watch_part(
     for site in view.sites:
         site.weight_gradient_of_norm = None
     scaled = {parameter: gradient / task.scale for parameter, gradient in plain.items()} if task.scale != 1 else plain
-    return part, GradientWatch(part, scaled, factor)
+    return part, GradientWatch(part, scaled, factor, task.loss_weight)
 
 
 def _has_few_rows(site: LinearSite) -> bool:

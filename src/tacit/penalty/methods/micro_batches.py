@@ -26,35 +26,27 @@ from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
 from tacit.layers.modes import modes_on
 from tacit.penalty.methods.one_pass import OnePass
 from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.pieces import Piece, pieces, row_tensors, with_tensors
 from tacit.penalty.surroundings.state import RandomState
 
 _log = logging.getLogger("tacit")
 Result = tuple[list[Outcome], list[LinearSite]]
-Loop = Callable[[Task], Result]
+Loop = Callable[[Task, Sequence[Piece]], Result]
 
 # Largest difference between the two, relative to the gradient's length: roundings of the coarsest numbers in use.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
-def split(batch: tuple[Tensor, ...], size: int | None, caller: str) -> list[tuple[Tensor, ...]]:
-    """The batch in equal micro-batches of `size` along the first axis; whole where there is no size."""
+def split(batch: tuple[Any, ...], size: int | None, caller: str) -> list[Piece]:
+    """The batch in micro-batches of `size` rows, the last one of those that remain; whole where there is no size."""
     if size is None:
-        return [batch]
+        return [Piece(batch)]
     if not batch:
         raise InputError(
             f"micro_batch_size={size} but got no batch; "
             f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
         )
-    lengths = {len(tensor) for tensor in batch}
-    if len(lengths) != 1:
-        raise InputError(f"the batch tensors have lengths {sorted(lengths)}; expected one length.")
-    length = lengths.pop()
-    if length == 0:
-        raise InputError("the batch is empty; expected at least one example.")
-    if length % size:
-        remedy = f"Use a divisor of {length}." if size < length else f"Use at most {length}."
-        raise InputError(f"micro_batch_size={size} with a batch of {length}; expected equal micro-batches. {remedy}")
-    return list(zip(*[tensor.split(size) for tensor in batch], strict=True))
+    return pieces(batch, size)
 
 
 class MicroBatches:
@@ -69,42 +61,69 @@ class MicroBatches:
         self,
         task: Task,
         closure: Callable[..., Tensor],
-        pieces: Sequence[tuple[Tensor, ...]],
+        pieces: Sequence[Piece],
         *,
         loop: Loop,
         compare: bool,
         keep_factors: bool = False,
     ) -> Result:
-        """Outcomes of the step. `task` has the weight of the whole batch and no closures; `loop` does it in K passes.
+        """Outcomes of the step. `task` has the weight of the whole batch and no closures; `loop` takes K passes.
 
-        `compare` asks for a comparison at this step; the first step is compared anyway. Closures that draw random
-        numbers cannot be compared: one pass draws others than the loop, from the same distribution.
+        Pieces of one size go in one pass, a smaller last one by itself. `compare` asks for a comparison at this step;
+        the first step is compared anyway. Closures that draw random numbers cannot be compared: one pass draws others
+        than the loop, from the same distribution.
         """
-        if not self.in_one_pass:
-            return loop(task)
+        equal = [piece for piece in pieces if piece.share == pieces[0].share]
+        if not self.in_one_pass or len(equal) == 1:
+            return loop(task, pieces)
+        rest = pieces[len(equal) :]
+        share = 1 - sum(piece.share for piece in rest)
+        outcomes, sites = self._equal_pieces(task, closure, equal, share, loop, compare, keep_factors)
+        if rest:
+            more, more_sites = loop(task, rest)
+            return outcomes + more, sites + more_sites
+        return outcomes, sites
+
+    def _equal_pieces(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        pieces: Sequence[Piece],
+        share: float,
+        loop: Loop,
+        compare: bool,
+        keep_factors: bool,
+    ) -> Result:
+        """Outcomes of pieces of one size, which have this share of the batch's rows."""
         start = RandomState.now(task.model, task.generators, buffers=False)
+        whole = task if share == 1 else dataclasses.replace(task, weight=task.weight * share)
         try:
-            attempt = self._prepare(task, closure, pieces, start, keep_factors)
+            attempt = self._prepare(whole, closure, pieces, start, keep_factors)
         except Exception as error:  # whatever it is, the loop either works or raises an error of the closure itself
             start.restore()
-            result = loop(task)
+            result = loop(task, pieces)
             self._give_up(str(error) if isinstance(error, NotInOnePassError) else _first_sentence(error))
             return result
         if (self.compared and not compare) or start.torch_has_drawn():
-            return [attempt.outcome], attempt.finish(task)
-        return self._compare(task, attempt, start, loop)
+            return [dataclasses.replace(attempt.outcome, share=share)], attempt.finish(whole)
+        return self._compare(task, whole, attempt, start, pieces, loop)
 
     def _prepare(
         self,
         task: Task,
         closure: Callable[..., Tensor],
-        pieces: Sequence[tuple[Tensor, ...]],
+        pieces: Sequence[Piece],
         start: RandomState,
         keep_factors: bool,
     ) -> OnePass:
-        size = len(pieces[0][0])
-        batch = [torch.cat(parts).unflatten(0, (len(pieces), size)) for parts in zip(*pieces, strict=True)]
-        attempt = partial(OnePass, task, closure, batch, keep_factors=keep_factors)
+        rows = [row_tensors(piece.batch) for piece in pieces]
+        batch = [torch.cat(parts).unflatten(0, (len(pieces), len(parts[0]))) for parts in zip(*rows, strict=True)]
+        first = pieces[0].batch
+
+        def of_tensors(*tensors: Tensor) -> Tensor:
+            return closure(*with_tensors(first, tensors))
+
+        attempt = partial(OnePass, task, of_tensors, batch, keep_factors=keep_factors)
         try:
             made = attempt(never_sites=self._never_sites)
         except UsesChangedError:
@@ -114,12 +133,14 @@ class MicroBatches:
             raise NotInOnePassError("the closure draws from Python's or numpy's random numbers")
         return made
 
-    def _compare(self, task: Task, attempt: OnePass, start: RandomState, loop: Loop) -> Result:
+    def _compare(
+        self, task: Task, whole: Task, attempt: OnePass, start: RandomState, pieces: Sequence[Piece], loop: Loop
+    ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = _Collector(), _Collector()
-        attempt.finish(dataclasses.replace(task, deliver=ours), form_weight_gradients=True)
+        attempt.finish(dataclasses.replace(whole, deliver=ours), form_weight_gradients=True)
         start.restore()
-        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs))
+        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs), pieces)
         self.compared = True
         apart = _relative_distance(ours.gradients, theirs.gradients)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()

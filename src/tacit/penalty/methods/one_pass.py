@@ -84,7 +84,8 @@ class OnePass:
         factored = [] if form_weight_gradients else self.factored
         comes = input_gradients_to_come(self.sites, self.norm)
         with torch.autocast(self.device, enabled=False), self.copies_watch.watching():
-            outer_pass(task, self.loss + task.strength / 4 * self.norm, self.sites, comes, factored)
+            objective = task.plain_part(self.loss) + task.strength / 4 * self.norm
+            outer_pass(task, objective, self.sites, comes, factored)
         return [site for site in factored if isinstance(site, LinearSite)]
 
 
@@ -94,9 +95,9 @@ def _watch_part(task: Task, view: View, count: int) -> tuple[PenaltyPart, Gradie
     factor = task.weight * task.scale / count
     share = factor * task.strength / 4 / task.scale**2
     for site in (site for site in view.sites if site.output_gradient is not None):
-        site.row_watch = RowWatch(part, factor=factor, share=share, scale=task.scale)
+        site.row_watch = RowWatch(part, factor=factor, share=share, scale=task.scale, loss_weight=task.loss_weight)
     plain = {view.copies[key]: gradient.detach() / task.scale for key, gradient in view.gradients.items()}
-    return part, GradientWatch(part, plain, factor)
+    return part, GradientWatch(part, plain, factor, task.loss_weight)
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:

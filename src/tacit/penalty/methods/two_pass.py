@@ -181,7 +181,7 @@ class Views:
         results = list(products)
         torch._foreach_mul_(results, self.task.strength / 2)
         for gradients in self.gradients:
-            torch._foreach_add_(results, gradients, alpha=1 / len(self.gradients))
+            torch._foreach_add_(results, gradients, alpha=self.task.loss_weight / len(self.gradients))
         factor = self.task.weight * self.task.scale
         if factor != 1:
             torch._foreach_mul_(results, factor)

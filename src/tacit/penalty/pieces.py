@@ -1,0 +1,116 @@
+"""A batch cut into micro-batches along the first axis of its tensors, whatever holds them.
+
+A batch is what the closure is called with: tensors, or dicts, lists, tuples, named tuples and dataclasses of them,
+nested as they like. Numbers, strings, None and tensors without an axis are the same in every piece.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit._errors import InputError
+
+_NO_ROWS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Generator)
+_EXPECTED = "expected tensors, or dicts, lists, tuples, named tuples or dataclasses of them"
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A micro-batch as the closure's arguments, and its share of the batch's rows; shares of a batch add up to 1."""
+
+    batch: tuple[Any, ...]
+    share: float = 1.0
+
+
+def pieces(batch: tuple[Any, ...], size: int) -> list[Piece]:
+    """The batch in pieces of `size` rows; where that does not divide it, the last piece has the rows that remain."""
+    lengths = {len(tensor) for tensor in row_tensors(batch)}
+    if len(lengths) != 1:
+        found = f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
+        raise InputError(
+            f"{found}; expected one length, that of the batch. Let the closure use what has no row for each example "
+            "without taking it as an argument."
+        )
+    length = lengths.pop()
+    if length == 0:
+        raise InputError("the batch is empty; expected at least one example.")
+    if length <= size:
+        return [Piece(batch)]
+    parts = zip(*[tensor.split(size) for tensor in row_tensors(batch)], strict=True)
+    return [Piece(with_tensors(batch, part), len(part[0]) / length) for part in parts]
+
+
+def row_tensors(batch: Any) -> list[Tensor]:
+    """The tensors of a batch that have rows, in a fixed order."""
+    found: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(see, batch)
+    return found
+
+
+def with_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:
+    """The batch with other tensors in place of its `row_tensors`, in their order."""
+    waiting = iter(tensors)
+    return _mapped(lambda _: next(waiting), batch)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same containers with `function` of every tensor that has rows; nothing given is changed."""
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.is_nested:
+            raise _refused(value)
+        return function(value) if value.dim() else value
+    if isinstance(value, _NO_ROWS):
+        return value
+    try:
+        return _container(value, {key: _mapped(function, entry) for key, entry in _entries(value)})
+    except InputError:
+        raise
+    except Exception as error:  # a class of the user's may refuse to be copied or to be set
+        raise _refused(value) from error
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+    else:
+        raise _refused(value)
+
+
+def _container(value: Any, entries: dict[Any, Any]) -> Any:
+    """A container like `value` with these entries."""
+    if isinstance(value, tuple):
+        made = list(entries.values())
+        return value._make(made) if hasattr(value, "_make") else type(value)(made)
+    if not isinstance(value, (MutableMapping, list)) and isinstance(value, Mapping):
+        return entries
+    new = copy.copy(value)
+    for key, entry in entries.items():
+        if isinstance(value, (Mapping, list)):
+            new[key] = entry
+        else:
+            object.__setattr__(new, key, entry)  # also of a frozen dataclass
+    return new
+
+
+def _refused(value: Any) -> InputError:
+    kind = "sparse or nested tensor" if isinstance(value, Tensor) else type(value).__name__
+    return InputError(
+        f"the batch holds a {kind}, which cannot be cut into micro-batches; {_EXPECTED}. "
+        f"Pass the tensors of the {kind}, or let the closure use it without taking it as an argument."
+    )
