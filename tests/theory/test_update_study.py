@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tacit
 from tacit.theory import Landscape, MemoryMethod, asymmetry, loss_difference, modified_flow, problems, verify_update
-from tacit.theory.updates import EXAMPLES
+from tacit.theory.named_updates import EXAMPLES
 
 
 # -- five optimizers that the package does not have, each in at most ten lines ----------------------------------------
@@ -128,6 +128,7 @@ def test_preconditioned_descent_has_a_flow_and_no_loss() -> None:
     assert not loss.exists
     assert loss.zeroth_asymmetry > 0.1
     assert "only a flow exists" in str(loss)
+    assert f"(asymmetry {loss.zeroth_asymmetry:.2g}, 1e-08 or less would be rounding)" in str(loss)
 
 
 def test_the_epoch_of_mean_sgd_has_a_loss_that_is_not_that_of_the_full_gradient() -> None:

@@ -1,13 +1,15 @@
 """The theory as software, in float64: what an optimizer follows, whether that is true, and how far it reaches.
 
 Which loss does my optimizer follow?        verify_update, modified_flow, modified_flow_symbolic, modified_loss_of
+And if it has a preconditioner?             preconditioned_loss, preconditioned_loss_symbolic
 Which loss does SGD follow?                 modified_loss_sgd, implicit_regularizer, modified_loss_momentum, …
 Is that so?                                 verify, verify_all, and `tacit verify`
 Is my learning rate small enough?           regime, largest_stable_learning_rate, batch_sharpness
 And if it is not small?                     principal_field, compare_flows, resummed_mean
+And with a sampled penalty, or SAM?         modified_loss_of_sampled_penalty, largest_stable_sampled_strength, sam_terms
 What do the orders of minibatches do?       mean_iterate, commutator, order_covariance, moments_with_fresh_orders
 
-docs/theory.md is the guide, with every name under its question.
+docs/theory.md is the guide; docs/theory-more.md has every name under its question.
 
 >>> import tacit
 >>> study = tacit.theory.verify(tacit.theory.problems.logistic(batches=3), only="mean SGD against C̃_SGD")
@@ -66,24 +68,51 @@ from tacit.theory.modified_losses import (
 )
 from tacit.theory.orders import Orders, orders_of
 from tacit.theory.potentials import ModifiedLoss, asymmetry, loss_difference, modified_loss_of
+from tacit.theory.preconditioned import (
+    PreconditionedLoss,
+    SymbolicLag,
+    preconditioned_field,
+    preconditioned_loss,
+    preconditioned_loss_symbolic,
+)
 from tacit.theory.principal_flow import coupling_factor, principal_factor, principal_field
+from tacit.theory.sampled_penalty import (
+    largest_stable_sampled_strength,
+    modified_loss_of_penalty_every,
+    modified_loss_of_sampled_penalty,
+    moments_with_sampled_penalty,
+    penalty_every_update,
+    penalty_with_probability_update,
+    sampled_penalty_correction,
+    sampled_penalty_growth,
+    sampled_penalty_update,
+    sampling_factor,
+)
 from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
+from tacit.theory.sharpness_aware import SamTerms, sam_field, sam_from_rows, sam_terms
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
 from tacit.theory.update_study import UpdateStudy, verify_update
 from tacit.theory.updates import (
     adam,
     adam_rule,
+    averaged_gd,
     extragradient,
     gd_update,
     heavy_ball,
+    inverse_root,
+    lookahead,
     mean_adam_epoch,
     mean_epoch,
     mean_sgd_epoch_update,
+    muon,
     nesterov,
+    newton_schulz,
     normalized_gd,
+    rmsprop,
     runge_kutta,
     sam,
+    schedule_free,
     sgd_epoch_update,
     shrinking_sam,
     smooth_lion,
@@ -103,12 +132,16 @@ __all__ = [
     "ModifiedLoss",
     "Moments",
     "Orders",
+    "PreconditionedLoss",
     "Regime",
+    "SamTerms",
     "SymbolicFlow",
+    "SymbolicLag",
     "UpdateStudy",
     "adam",
     "adam_rule",
     "asymmetry",
+    "averaged_gd",
     "batch_sharpness",
     "batch_sharpness_of",
     "commutator",
@@ -134,9 +167,12 @@ __all__ = [
     "iid_nstep_first_correction",
     "iid_second_correction",
     "implicit_regularizer",
+    "inverse_root",
     "largest_stable_curvature",
     "largest_stable_learning_rate",
+    "largest_stable_sampled_strength",
     "largest_stable_strength",
+    "lookahead",
     "loss_difference",
     "mean_adam_epoch",
     "mean_epoch",
@@ -152,17 +188,27 @@ __all__ = [
     "modified_loss_nstep",
     "modified_loss_of",
     "modified_loss_of_penalized_sgd",
+    "modified_loss_of_penalty_every",
+    "modified_loss_of_sampled_penalty",
     "modified_loss_sgd",
     "modified_loss_sgd_by_variance",
     "moments_with_fresh_orders",
     "moments_with_replacement",
+    "moments_with_sampled_penalty",
     "momentum_variance_factor",
+    "muon",
     "nesterov",
+    "newton_schulz",
     "normalized_gd",
     "order_correction",
     "order_covariance",
     "orders_of",
     "penalized_loss",
+    "penalty_every_update",
+    "penalty_with_probability_update",
+    "preconditioned_field",
+    "preconditioned_loss",
+    "preconditioned_loss_symbolic",
     "principal_factor",
     "principal_field",
     "problems",
@@ -170,8 +216,17 @@ __all__ = [
     "reported_limit",
     "require_third_derivatives",
     "resummed_mean",
+    "rmsprop",
     "runge_kutta",
     "sam",
+    "sam_field",
+    "sam_from_rows",
+    "sam_terms",
+    "sampled_penalty_correction",
+    "sampled_penalty_growth",
+    "sampled_penalty_update",
+    "sampling_factor",
+    "schedule_free",
     "sgd",
     "sgd_epoch_update",
     "sgd_first_correction",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from tacit.theory.comparisons import Experiment, Rival, descent, ends_of, plus
 from tacit.theory.iterates import heavy_ball_rule, sgd_rule, walk
 from tacit.theory.landscape import Landscape
 from tacit.theory.logarithm import modified_flow
-from tacit.theory.memory import WithMemory, slow_memory
+from tacit.theory.memory import WithMemory, slow_state
 from tacit.theory.orders import (
     ENUMERATED_SEQUENCES,
     Orders,
@@ -31,19 +32,10 @@ from tacit.theory.orders import (
 def memory(
     scape: Landscape, name: str, method: WithMemory, *, stiffness: float, steps: int = 4, order: int = 2
 ) -> Experiment:
-    """Real steps from the slow manifold, so that no transient blurs the order."""
-
-    def ends(rates: Tensor) -> Tensor:
-        points = scape.start.expand(len(rates), -1)
-        memories = vmap(lambda rate: slow_memory(method, scape.start, rate, order=order + 1))(rates)
-        for _ in range(steps):
-            points, memories = vmap(method.step)(points, memories, rates)
-        return points
-
     return Experiment(
         name,
         steps,
-        ends,
+        ends_on_the_slow_manifold(scape, method, steps=steps, order=order),
         tuple(
             Rival(
                 f"{name} against {('f₀', 'f₀ + εf₁', 'f₀ + εf₁ + ε²f₂')[k]}",
@@ -56,6 +48,20 @@ def memory(
         ),
         stiffness=stiffness,
     )
+
+
+def ends_on_the_slow_manifold(
+    scape: Landscape, method: WithMemory, *, steps: int, order: int
+) -> Callable[[Tensor], Tensor]:
+    """Where real steps lead, what is read of them, from the slow manifold: no transient blurs the order."""
+
+    def walk(rate: Tensor) -> Tensor:
+        w, memory = slow_state(method, scape.start, rate, order=order + 1)
+        for _ in range(steps):
+            w, memory = method.step(w, memory, rate)
+        return w if method.readout is None else method.readout(w, memory)
+
+    return vmap(walk)
 
 
 def minibatch_momentum(scape: Landscape, orders: Orders, *, momentum: float = 0.5) -> Experiment:

@@ -44,7 +44,7 @@ def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
 
     target = _checked(path)
     rows = study.rows()
-    columns = 4
+    columns = min(4, max(1, len(rows)))
     height = -(-len(rows) // columns)
     figure, axes = plt.subplots(height, columns, figsize=(4.2 * columns, 3.0 * height), squeeze=False)
     marks = dict(zip(study.problems, "os^Dv*", strict=False))
@@ -62,8 +62,8 @@ def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
         axis.tick_params(labelsize=6)
     for axis in axes.flat[len(rows) :]:
         axis.axis("off")
-    figure.supxlabel("learning rate ε, relative to the largest")
-    figure.supylabel("distance between iterates and flow, relative to the largest")
+    figure.supxlabel("learning rate ε, relative to the largest", fontsize=10)
+    figure.supylabel("distance from the flow,\nrelative to the largest", fontsize=10)
     figure.tight_layout()
     return _saved(figure, target)
 

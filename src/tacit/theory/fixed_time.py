@@ -51,7 +51,7 @@ def moments_with_fresh_orders(
 
     Errors at a fixed time: O(ε³) of the mean, O(ε⁴) of the covariance.
     """
-    scape, w = _small(problem, parameters)
+    scape, w = small(problem, parameters)
 
     def drift(mean: Tensor, _: Tensor) -> Tensor:
         modified = gradient_flow_field(lambda p: modified_loss_sgd(scape, p, learning_rate=learning_rate))
@@ -60,7 +60,7 @@ def moments_with_fresh_orders(
     def noise(mean: Tensor) -> Tensor:
         return learning_rate**3 / scape.batches_per_epoch * closed.order_covariance(scape, mean)
 
-    return _integrate(scape, w, drift, noise, time=epochs * scape.batches_per_epoch * learning_rate)
+    return integrated_moments(scape.gradient, w, drift, noise, time=epochs * scape.batches_per_epoch * learning_rate)
 
 
 def moments_with_replacement(
@@ -72,36 +72,42 @@ def moments_with_replacement(
 
     Errors at a fixed time: O(ε²) of both. The mean alone follows no modified loss: S remembers the path.
     """
-    scape, w = _small(problem, parameters)
+    scape, w = small(problem, parameters)
 
     def drift(mean: Tensor, covariance: Tensor) -> Tensor:
-        pushed = grad(lambda p: (jacfwd(scape.gradient)(p) * covariance).sum())(mean)
         modified = gradient_flow_field(lambda p: modified_loss_gd(scape, p, learning_rate=learning_rate))
-        return modified(mean) - pushed / 2
+        return modified(mean) - pushed_by_covariance(scape.gradient, mean, covariance)
 
     def noise(mean: Tensor) -> Tensor:
         gradients = scape.minibatch_gradients(mean)
         away = gradients - gradients.mean(0)
         return learning_rate * away.T @ away / len(away)
 
-    return _integrate(scape, w, drift, noise, time=updates * learning_rate)
+    return integrated_moments(scape.gradient, w, drift, noise, time=updates * learning_rate)
 
 
-def _integrate(
-    scape: Landscape, w: Tensor, drift: Callable[[Tensor, Tensor], Tensor], noise: Field, *, time: float
+def pushed_by_covariance(gradient: Field, mean: Tensor, covariance: Tensor) -> Tensor:
+    """½ T:S, what a spread S does to a mean gradient."""
+    return grad(lambda p: (jacfwd(gradient)(p) * covariance).sum())(mean) / 2
+
+
+def integrated_moments(
+    gradient: Field, w: Tensor, drift: Callable[[Tensor, Tensor], Tensor], noise: Field, *, time: float
 ) -> Moments:
+    """μ̇ = drift(μ, S), Ṡ = −HS − SH + noise(μ) from S = 0, H the Jacobian of the gradient."""
+
     def field(state: Tensor) -> Tensor:
         mean, covariance = state[0], state[1:]
-        hessian = jacfwd(scape.gradient)(mean)
+        hessian = jacfwd(gradient)(mean)
         spread = -hessian @ covariance - covariance @ hessian + noise(mean)
         return torch.cat([drift(mean, covariance).unsqueeze(0), spread])
 
-    start = torch.cat([w.unsqueeze(0), torch.zeros(scape.size, scape.size, dtype=torch.float64)])
+    start = torch.cat([w.unsqueeze(0), torch.zeros(w.numel(), w.numel(), dtype=torch.float64)])
     end = flow(field, start, time=time, rtol=RTOL, atol=ATOL)
     return Moments(end[0], end[1:])
 
 
-def _small(problem: Problem | Landscape, parameters: Parameters) -> tuple[Landscape, Tensor]:
+def small(problem: Problem | Landscape, parameters: Parameters) -> tuple[Landscape, Tensor]:
     scape, w = view(problem, parameters)
     if scape.size > LARGEST:
         raise InputError(f"{scape.size} parameters; expected at most {LARGEST}: the covariance is a dense matrix.")

@@ -25,7 +25,7 @@ from tacit.theory.flows import flow
 from tacit.theory.jets import Progress, analytic_radius, interpolated_coefficients, taylor_coefficients
 from tacit.theory.kinks import refuse_kinks
 from tacit.theory.landscape import Field
-from tacit.theory.memory import WithMemory, memory_corrections
+from tacit.theory.memory import Readout, WithMemory, memory_corrections
 
 EPSILON = torch.finfo(torch.float64).eps
 HALVINGS = 60  # down to ε = 1e-18, below any rate that moves a float64
@@ -93,6 +93,7 @@ def modified_flow(
     duration: float = 1.0,
     method: Method = "jets",
     progress: Progress | None = None,
+    readout: Readout | None = None,
 ) -> ModifiedFlow:
     """The modified flow of any smooth update, to any order.
 
@@ -109,6 +110,10 @@ def modified_flow(
     eight, f₄ three or more, which a flow multiplies by ε⁴. `progress(done, all)` is told after each value. Methods with
     memory are always differentiated. Series are asymptotic: more orders help only while ε is small.
 
+    `readout` is the flow of another point than the iterate: `readout(w, memory)` of a method with memory (an average of
+    the iterates that it keeps), `readout(w, learning_rate)` of a map (a mean over its next iterates, say). It must be w
+    itself at learning rate zero. A method whose memory lasts and is read by no direction is refused without one.
+
     >>> gd = modified_flow(lambda w, rate: w - rate * w, order=2)          # gradient descent on ½w²
     >>> [round(f.item(), 4) for f in gd.corrections(torch.ones(1, dtype=torch.float64))]
     [-1.0, -0.5, -0.3333]
@@ -120,29 +125,53 @@ def modified_flow(
         raise InputError(f"method={method!r}; expected one of {', '.join(get_args(Method))}.")
     if isinstance(update, WithMemory):
         remembering = update
-        terms, check = (lambda w: memory_corrections(remembering, w, order=order)[0]), remembering.check
+        terms = lambda w: memory_corrections(remembering, w, order=order, readout=readout)[0]  # noqa: E731
+        check = partial(update.check, readout=readout)
     else:
-        check = partial(_check_map, update, order)
-        terms = partial(_map_corrections, update, order)
+        seen = Iterates(update, readout)
+        check = partial(_check_map, seen, order)
+        terms = partial(_map_corrections, seen, order)
         if method == "nodes":
-            terms = _InterpolatedCorrections(update, order, progress)
+            terms = _InterpolatedCorrections(seen, order, progress)
     return ModifiedFlow(lambda w: [term / duration for term in terms(w)], order=order, duration=duration, check=check)
 
 
-def _map_corrections(update: Update, order: int, w: Tensor) -> list[Tensor]:
+class Iterates:
+    """What is read of the iterates of a map, from the start x that is read as w: w = R(x), R(Φ(x)), R(Φ(Φ(x))), …"""
+
+    def __init__(self, update: Update, readout: Readout | None = None) -> None:
+        self.update, self.readout = update, readout
+
+    def __call__(self, w: Tensor, rate: Tensor, count: int) -> list[Tensor]:
+        if self.readout is None:
+            points = [w]
+            for _ in range(count):
+                points.append(self.update(points[-1], rate))
+            return points
+        point = w
+        for _ in range(count):  # every pass makes one more power of ε right
+            point = point + (w - self.readout(point, rate))
+        points = [self.readout(point, rate)]
+        for _ in range(count):
+            point = self.update(point, rate)
+            points.append(self.readout(point, rate))
+        return points
+
+
+def _map_corrections(iterates: Iterates, order: int, w: Tensor) -> list[Tensor]:
     """duration·f₀, …, duration·f_K."""
-    return taylor_coefficients(partial(_truncated_logarithm, update, order, w), order + 1)[1:]
+    return taylor_coefficients(partial(_truncated_logarithm, iterates, order, w), order + 1)[1:]
 
 
 class _InterpolatedCorrections:
     """The same from values at several learning rates, within a radius that is chosen at the first point."""
 
-    def __init__(self, update: Update, order: int, progress: Progress | None) -> None:
-        self.update, self.order, self.progress = update, order, progress
+    def __init__(self, iterates: Iterates, order: int, progress: Progress | None) -> None:
+        self.iterates, self.order, self.progress = iterates, order, progress
         self.radius: float | None = None
 
     def __call__(self, w: Tensor) -> list[Tensor]:
-        curve = partial(_truncated_logarithm, self.update, self.order, w)
+        curve = partial(_truncated_logarithm, self.iterates, self.order, w)
         if self.radius is None:
             if transformed(w):  # no numbers to look at: derivatives need no radius
                 return taylor_coefficients(curve, self.order + 1)[1:]
@@ -151,9 +180,9 @@ class _InterpolatedCorrections:
         return found[1:]
 
 
-def interpolated_corrections(update: Update, order: int, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def interpolated_corrections(iterates: Iterates, order: int, w: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """duration·f₀, …, duration·f_K twice, from values within two radii: where they differ, they are rounding."""
-    curve = partial(_truncated_logarithm, update, order, w)
+    curve = partial(_truncated_logarithm, iterates, order, w)
     radius = analytic_radius(curve, order + 1, rounding=_rounding(order, w))
     one, other = (interpolated_coefficients(curve, order + 1, radius=r)[1:] for r in (radius, 0.7 * radius))
     return one, other
@@ -165,17 +194,19 @@ def _rounding(order: int, w: Tensor) -> float:
     return max(4 * EPSILON * weights * w.norm().item(), 1e-300)
 
 
-def _check_map(update: Update, order: int, w: Tensor) -> None:
-    refuse_kinks(lambda: update(w, torch.full((), 0.01, dtype=torch.float64)))
-    size = 1 + w.norm().item()
-    moved = (update(w, torch.zeros((), dtype=torch.float64)) - w).norm().item()
+def _check_map(iterates: Iterates, order: int, w: Tensor) -> None:
+    refuse_kinks(lambda: iterates(w, torch.full((), 0.01, dtype=torch.float64), 1))
+    size, still = 1 + w.norm().item(), torch.zeros((), dtype=torch.float64)
+    if iterates.readout is not None and not (iterates.readout(w, still) - w).norm().item() <= 1e-10 * size:
+        raise InputError("at learning rate 0 the readout is another point than the parameters; expected the same one.")
+    moved = (iterates.update(w, still) - w).norm().item()
     if not moved <= 1e-10 * size:
         raise InputError(
             f"the update moves the parameters by {moved:.2g} at learning rate 0; expected the identity there. "
             "Let every change be proportional to the learning rate, weight decay too."
         )
     tried = min(order, CHECKED_ORDER)
-    seen = _leaving_order(update, tried, w)
+    seen = _leaving_order(iterates, tried, w)
     if seen is not None and not seen > tried + 1.5:
         raise InputError(
             f"the iterates leave the series of order {tried} as ε^{seen:.2g}; expected ε^{tried + 2}: torch does not "
@@ -183,20 +214,18 @@ def _check_map(update: Update, order: int, w: Tensor) -> None:
         )
 
 
-def _leaving_order(update: Update, order: int, w: Tensor) -> float | None:
+def _leaving_order(iterates: Iterates, order: int, w: Tensor) -> float | None:
     """The power of ε at which the logarithm of real updates departs from its series, where rounding still allows.
 
     Read from the two smallest rates, by halving, whose distance is above rounding. None when there are no two.
     """
-    terms, weights = _map_corrections(update, order, w), logarithm_weights(order + 1)
+    terms, weights = _map_corrections(iterates, order, w), logarithm_weights(order + 1)
     seen, before = None, math.nan
     for halvings in range(2, HALVINGS):
         rate = torch.tensor(0.5**halvings, dtype=torch.float64)
         parts = [-(rate ** (k + 1)) * term for k, term in enumerate(terms)]
-        point = w
-        for number, weight in enumerate(weights):
-            point = point if number == 0 else update(point, rate)
-            parts.append(float(weight) * point)
+        points = iterates(w, rate, order + 1)
+        parts += [float(weight) * point for weight, point in zip(weights, points, strict=True)]
         distance = sum(parts, start=torch.zeros_like(w)).norm().item()
         rounding = 1e-12 * (1 + sum(part.norm().item() for part in parts))
         if distance <= rounding:
@@ -207,12 +236,10 @@ def _leaving_order(update: Update, order: int, w: Tensor) -> float | None:
     return seen if math.isfinite(before) else math.nan
 
 
-def _truncated_logarithm(update: Update, order: int, w: Tensor, rate: Tensor) -> Tensor:
+def _truncated_logarithm(iterates: Iterates, order: int, w: Tensor, rate: Tensor) -> Tensor:
     """Σᵢ aᵢ Φⁱ_ε(w), which is duration·ε·f̃ up to O(ε^{K+2})."""
-    weights = logarithm_weights(order + 1)
-    point, total = w, float(weights[0]) * w
-    for weight in weights[1:]:
-        point = update(point, rate)
+    points, total = iterates(w, rate, order + 1), torch.zeros_like(w)
+    for weight, point in zip(logarithm_weights(order + 1), points, strict=True):
         total = total + float(weight) * point
     return total
 
@@ -248,6 +275,6 @@ def difference_field(update: Update, order: int = 1, *, duration: float = 1.0) -
         if not checked:
             refuse_kinks(lambda: update(w, torch.as_tensor(rate)))
             checked = True
-        return _truncated_logarithm(update, order, w, torch.as_tensor(rate)) / (rate * duration)
+        return _truncated_logarithm(Iterates(update), order, w, torch.as_tensor(rate)) / (rate * duration)
 
     return field

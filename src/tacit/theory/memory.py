@@ -6,8 +6,11 @@ and Pₚ(0) = 0. Order by order, with J the part of a memory that it keeps from 
 
     Qₚ(s+1) − J Qₚ(s) = rₚ(s),      Pₚ₊₁(s+1) − Pₚ₊₁(s) = −[εᵖ] D,      fₚ = Pₚ₊₁'(0),
 
-and rₚ needs only what is known: P up to p, Q below p. So f₀, f₁, … come one after the other, from one Taylor
+and rₚ needs only what is known: P up to p, Q below p. So f₀, f₁, … follow one after the other, from one Taylor
 expansion each.
+
+A method may return another point than its iterate: Y = R(W, V), an average of the iterates say. Its path is the same
+with other constants: Pₚ(0) is chosen so that Y(0) = w, and fₚ is the slope of [εᵖ⁺¹] Y at 0.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from tacit.theory.kinks import refuse_kinks
 
 DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-8 on smooth methods
 Direction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Preconditioner = Callable[[Tensor, Tensor], Tensor]  # (gradient, vector) -> P(gradient) vector
+Readout = Callable[[Tensor, Tensor], Tensor]  # (parameters, memory) -> the point that the method returns
 RateDirection = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 AT_RATE_ZERO = torch.zeros((), dtype=torch.float64)
 
@@ -36,6 +41,7 @@ class WithMemory(ABC):
     """What `modified_flow` needs of a method with memory: (parameters, memory, ε) ↦ (D, the new memory)."""
 
     slots: int
+    readout: Readout | None
 
     @abstractmethod
     def evaluate(self, w: Tensor, memory: Tensor, learning_rate: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,8 +51,12 @@ class WithMemory(ABC):
         direction, memory = self.evaluate(w, memory, learning_rate)
         return w - learning_rate * direction, memory
 
-    def check(self, w: Tensor) -> None:
-        """Refuse, with the numbers, a method that this analysis does not cover."""
+    def check(self, w: Tensor, readout: Readout | None = None) -> None:
+        """Refuse, with the numbers, a method that this analysis does not cover, or whose answer could be another one.
+
+        A memory that lasts (it keeps a part of itself) and that no direction reads is an average for somebody else's
+        use. Unless a readout says which point is meant, it is refused. A memory that keeps nothing may go unread.
+        """
         refuse_kinks(lambda: self.evaluate(w, torch.ones(self.slots, w.numel(), dtype=torch.float64), AT_RATE_ZERO))
         probe = torch.linspace(-1.0, 2.0, self.slots * w.numel(), dtype=torch.float64).reshape(self.slots, -1)
         steady, kept = _steady_memory(self, w)
@@ -64,6 +74,11 @@ class WithMemory(ABC):
                 "each entry to be an average of its own past."
             )
         _check_derivatives(self, w, steady, probe)
+        readout = self.readout if readout is None else readout
+        if readout is None:
+            _refuse_unread(self, w, steady, kept)
+        else:
+            _check_readout(self, w, steady, readout)
 
 
 @final
@@ -72,11 +87,18 @@ class MemoryMethod(WithMemory):
     """`direction(w, memory)` returns (D, the new memory); one step is w − ε D.
 
     The memory has shape (slots, d). The learning rate stays out of it, as in torch.optim. Each entry must forget by
-    itself and linearly, as averages do: `check` verifies this at a point.
+    itself and linearly, as averages do: `check` verifies this at a point. `readout(w, memory)` is the point that the
+    method returns where that is not w, an average of the iterates say; the memory is the one that was just stored.
+
+    `preconditioner(g, v)` is P(g) v for a method whose direction is P(g) g + weight_decay · w where the gradient g does
+    not change: `preconditioned_loss` asks with it for the losses behind a flow that has none.
     """
 
     direction: Direction
     slots: int = 1
+    readout: Readout | None = None
+    preconditioner: Preconditioner | None = None
+    weight_decay: float = 0.0
 
     def evaluate(self, w: Tensor, memory: Tensor, learning_rate: Tensor) -> tuple[Tensor, Tensor]:
         return self.direction(w, memory)
@@ -92,6 +114,7 @@ class MemoryEpoch(WithMemory):
 
     direction: RateDirection
     slots: int = 1
+    readout: Readout | None = None
 
     def evaluate(self, w: Tensor, memory: Tensor, learning_rate: Tensor) -> tuple[Tensor, Tensor]:
         return self.direction(w, memory, learning_rate)
@@ -122,27 +145,101 @@ def _check_derivatives(method: WithMemory, w: Tensor, memory: Tensor, probe: Ten
         )
 
 
-def memory_corrections(method: WithMemory, w: Tensor, *, order: int) -> tuple[list[Tensor], list[Tensor]]:
-    """([f₀, …, f_K] at w, [Q₀(0), …, Q_K(0)]): the fields, and the memory that belongs to w on the slow manifold."""
+def _refuse_unread(method: WithMemory, w: Tensor, steady: Tensor, kept: Tensor) -> None:
+    # Beside the steady memory: where the gradient is zero, no direction changes with Adam's average of squares.
+    beside = steady + 0.1 * (1 + steady.abs()) * torch.linspace(1.0, 2.0, w.numel(), dtype=torch.float64)
+    for slot in range(method.slots):
+        towards = torch.zeros_like(steady)
+        towards[slot] = 1.0
+        change = jvp(lambda m: _at_rate_zero(method, w, m)[0], (beside,), (towards,))[1]
+        if bool((kept[slot] != 0).any()) and bool((change == 0).all()):
+            raise InputError(
+                f"memory {slot} lasts and no direction reads it, as with an average of the iterates; expected to be "
+                f"told which point is meant: readout=lambda w, memory: memory[{slot}], or readout=lambda w, memory: w "
+                "for the iterate."
+            )
+
+
+def _check_readout(method: WithMemory, w: Tensor, steady: Tensor, readout: Readout) -> None:
+    refuse_kinks(lambda: readout(w, steady))
+    read = readout(w, steady)
+    if read.shape != w.shape or not (read - w).norm() <= 1e-10 * (1 + w.norm()):
+        raise InputError(
+            "at learning rate 0 the readout is another point than the parameters; expected the same one there: an "
+            "average with weights that add up to 1."
+        )
+
+
+def memory_corrections(
+    method: WithMemory, w: Tensor, *, order: int, readout: Readout | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """([f₀, …, f_K] at w, [Q₀(0), …, Q_K(0)]): the fields, and the memory that belongs to w on the slow manifold.
+
+    With a readout w is the point that is read, and the fields are its own.
+    """
+    curve = slow_curve(method, w, order=order, readout=readout)
+    return curve.fields, curve.memories
+
+
+@dataclass(frozen=True)
+class SlowCurve:
+    """Fields at a point, and the state that belongs to it: parameters Σ εᵖ pointsₚ and memory Σ εᵖ memoriesₚ."""
+
+    fields: list[Tensor]
+    points: list[Tensor]
+    memories: list[Tensor]
+
+
+def slow_curve(method: WithMemory, w: Tensor, *, order: int, readout: Readout | None = None) -> SlowCurve:
+    readout = method.readout if readout is None else readout
     steady, kept = _steady_memory(method, w)
     path = [w.unsqueeze(0)]  # path[p][a] is the coefficient of s^a in Pₚ; P₀ is w itself
-    memories: list[Tensor] = []
-    for p in range(order + 1):
-        if p == 0:
-            memories, directions = [steady.unsqueeze(0)], _at_rate_zero(method, w, steady)[0].unsqueeze(0)
-        else:
-            directions, rests = _expand(method, path, memories, p)
-            memories.append(_filter_polynomial(rests, kept))
-            # Qₚ was missing from the expansion; at order p it enters linearly, through ∂D/∂(old memory) at the start.
-            directions = directions + _through_memory(method, w, steady, memories[p])
+    memories, fields = [steady.unsqueeze(0)], []
+    directions = _at_rate_zero(method, w, steady)[0].unsqueeze(0)
+    path.append(_sum_polynomial(-directions))
+    for p in range(1, order + (1 if readout is None else 2)):
+        directions, rests = _expand(method, path, memories, p)
+        memories.append(_filter_polynomial(rests, kept))
+        if readout is not None:
+            read = _read(readout, path, memories, p)
+            shift = -read[0]
+            fields.append(read[1])
+            path[p] = torch.cat([path[p][:1] + shift, path[p][1:]])
+            # Shifted parameters shift the memory that belongs to them, and the direction.
+            moved = jvp(lambda x: _steady_memory(method, x)[0], (w,), (shift,))[1]
+            memories[p] = torch.cat([memories[p][:1] + moved, memories[p][1:]])
+            turned = jvp(lambda x: _at_rate_zero(method, x, steady)[0], (w,), (shift,))[1]
+            directions = torch.cat([directions[:1] + turned, directions[1:]])
+        # Qₚ was missing from the expansion; at order p it enters linearly, through ∂D/∂(old memory) at the start.
+        directions = directions + _through_memory(method, w, steady, memories[p])
         path.append(_sum_polynomial(-directions))
-    return [polynomial[1] for polynomial in path[1:]], [polynomial[0] for polynomial in memories]
+    fields = fields or [polynomial[1] for polynomial in path[1:]]
+    points = [polynomial[0] for polynomial in path[: len(memories)]]
+    return SlowCurve(fields, points, [polynomial[0] for polynomial in memories])
+
+
+def _read(readout: Readout, path: list[Tensor], memories: list[Tensor], p: int) -> Tensor:
+    """[εᵖ] of the point that is read along the curves, as a polynomial in s."""
+
+    def at_step(s: Tensor) -> Tensor:
+        points, states = [_evaluate(c, s) for c in path[: p + 1]], [_evaluate(c, s) for c in memories]
+        return taylor_coefficients(lambda rate: readout(_series(points, rate), _series(states, rate)), p)[p]
+
+    nodes = torch.arange(p + 1, dtype=torch.float64)
+    return torch.tensordot(_to_monomials(nodes), vmap(at_step)(nodes), 1)
 
 
 def slow_memory(method: WithMemory, w: Tensor, learning_rate: Tensor, *, order: int) -> Tensor:
-    """The memory after transients, when the parameters are at w: Σₚ εᵖ Qₚ(0), up to O(ε^{order+1})."""
-    _, memories = memory_corrections(method, w, order=order)
-    return sum((learning_rate**p * memory for p, memory in enumerate(memories)), start=torch.zeros_like(memories[0]))
+    """The memory after transients, when the parameters (or what is read of them) are at w, up to O(ε^{order+1})."""
+    return slow_state(method, w, learning_rate, order=order)[1]
+
+
+def slow_state(
+    method: WithMemory, w: Tensor, learning_rate: Tensor, *, order: int, readout: Readout | None = None
+) -> tuple[Tensor, Tensor]:
+    """(parameters, memory) after transients, when the point that is read is w, up to O(ε^{order+1})."""
+    curve = slow_curve(method, w, order=order, readout=readout)
+    return _series(curve.points, learning_rate), _series(curve.memories, learning_rate)
 
 
 def _steady_memory(method: WithMemory, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,9 +267,12 @@ def _expand(method: WithMemory, path: list[Tensor], memories: list[Tensor], p: i
 
         return taylor_coefficients(curve, p)[p]
 
-    to_monomials = torch.linalg.inv(nodes.unsqueeze(1) ** torch.arange(p + 1))
-    coefficients = torch.tensordot(to_monomials, vmap(at_step)(nodes), 1)
+    coefficients = torch.tensordot(_to_monomials(nodes), vmap(at_step)(nodes), 1)
     return coefficients[:, 0], coefficients[:, 1:]
+
+
+def _to_monomials(nodes: Tensor) -> Tensor:
+    return torch.linalg.inv(nodes.unsqueeze(1) ** torch.arange(len(nodes)))
 
 
 def _evaluate(coefficients: Tensor, s: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exact polynomials in the step number s, and the two sums over steps that methods with memory need."""
+"""Exact polynomials in the step number s (or in a ratio), and the two sums over steps that methods with memory need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ class Polynomial:
     def coefficient(self, power: int) -> Any:
         return self.coefficients[power] if power < len(self.coefficients) else 0
 
-    def __add__(self, other: Polynomial) -> Polynomial:
+    def __add__(self, other: Any) -> Polynomial:
+        other = other if isinstance(other, Polynomial) else Polynomial([other])
         length = max(len(self.coefficients), len(other.coefficients))
         return Polynomial([self.coefficient(a) + other.coefficient(a) for a in range(length)])
+
+    __radd__ = __add__
 
     def __mul__(self, other: Any) -> Polynomial:
         if not isinstance(other, Polynomial):

@@ -46,8 +46,8 @@ class ModifiedLoss:
 
     def __str__(self) -> str:
         if self.zeroth_asymmetry > SYMMETRIC:
-            return f"no loss: f₀ is not a gradient (asymmetry {self.zeroth_asymmetry:.2g}); only a flow exists"
-        first = f"f₁ is not a gradient (asymmetry {self.first_asymmetry:.2g}); beyond ε⁰ only a flow exists"
+            return f"no loss: f₀ is not a gradient ({_beside_rounding(self.zeroth_asymmetry)}); only a flow exists"
+        first = f"f₁ is not a gradient ({_beside_rounding(self.first_asymmetry)}); beyond ε⁰ only a flow exists"
         if self.speed is None:
             return "a loss other than C: f₀ and f₁ are gradients" if self.exists else f"a loss other than C; {first}"
         pace = "" if self.speed == 1 else f", at {self.speed:.6g} times the rate"
@@ -58,6 +58,11 @@ class ModifiedLoss:
         if self.penalty == 0:
             return f"C, without a correction of order ε{pace}"
         return f"C {'+' if self.penalty > 0 else '−'} {abs(self.penalty):.6g} ε‖∇C‖²{pace}"
+
+
+def _beside_rounding(size: float) -> str:
+    """An asymmetry beside the largest that is taken for rounding, so that a reader tells a small one from noise."""
+    return f"asymmetry {size:.2g}, {SYMMETRIC:g} or less would be rounding"
 
 
 def modified_loss_of(flow: ModifiedFlow, scape: Landscape, *, problem: str = "problem") -> ModifiedLoss:

@@ -12,12 +12,14 @@ from torch import Tensor
 from tacit.theory import corrections as closed
 from tacit.theory import experiments as paper
 from tacit.theory import experiments_beyond as beyond
-from tacit.theory import fixed_time, updates
+from tacit.theory import experiments_methods as methods
+from tacit.theory import fixed_time, sampled_penalty, updates
 from tacit.theory.comparisons import Experiment
 from tacit.theory.flows import flow, gradient_flow_field
+from tacit.theory.iterates import walk
 from tacit.theory.landscape import Landscape
 from tacit.theory.modified_losses import modified_loss_sgd
-from tacit.theory.orders import Orders
+from tacit.theory.orders import Orders, steps_of
 
 FIXED_REACH = 0.3  # the fixed time times the largest curvature
 EPOCHS = (2, 4, 8)  # in the fixed time; 2^8 choices of orders
@@ -35,7 +37,7 @@ class Measurement:
     needs_third_derivatives: bool = False
 
 
-def all_experiments(scape: Landscape, decayed: Landscape, orders: Orders) -> list[Experiment]:
+def all_experiments(scape: Landscape, decayed: Landscape, orders: Orders, largest_curvature: float) -> list[Experiment]:
     size = len(scape.batches[0])
     two = beyond.two_minibatches(scape)
     epoch = partial(beyond.memory, stiffness=8, steps=1, order=1)
@@ -59,6 +61,11 @@ def all_experiments(scape: Landscape, decayed: Landscape, orders: Orders) -> lis
         paper.penalized(scape, orders),
         paper.weight_decay(decayed, scape, orders),
         beyond.minibatch_momentum(scape, orders),
+        *methods.preconditioned(scape),
+        *methods.averages(scape),
+        methods.lookahead(scape),
+        *methods.sampled_penalty(scape, largest_curvature),
+        *methods.sharpness_aware(scape),
     ]
 
 
@@ -104,6 +111,15 @@ def fixed_time_measurements(scape: Landscape, largest_curvature: float) -> list[
         closed_moments = fixed_time.moments_with_replacement(two, learning_rate=own, updates=count)
         return (seen.mean - closed_moments.mean).norm().item()
 
+    strength = 1 / largest_curvature
+    by_draw = sampled_penalty.sampled_penalty_rule(two, strength=strength)
+
+    def penalty_spread(rows: Tensor, rate: float) -> float:
+        """The spread at a fixed time when each step draws one of the two micro-batches."""
+        steps = [step.unsqueeze(1) for step in steps_of(two, rows)]
+        ends = walk(two, by_draw, two.start.unsqueeze(0), torch.tensor([rate], dtype=torch.float64), steps)[0]
+        return (ends - ends.mean(0)).square().sum(1).mean().sqrt().item()
+
     return [
         Measurement("fresh orders at a fixed time, mean with φ₂", "beyond", 3, rates,
                     lambda rate: (fresh(rate).mean - predicted(rate).mean).norm().item(), True),
@@ -118,4 +134,8 @@ def fixed_time_measurements(scape: Landscape, largest_curvature: float) -> list[
         Measurement("one order for all epochs, with its commutator", "beyond", 2, rates,
                     lambda rate: (repeated(rate) - along(rate, commutator=1)).norm().item()),
         Measurement("with replacement at a fixed time, moment closure", "beyond", 2, rates, closure, True),
+        Measurement("penalty on 1 micro-batch at a fixed time, independent draws, spread", "beyond", 0.5, rates,
+                    lambda rate: penalty_spread(fixed_time.independent_draws(2, epochs(rate)), 2 * rate)),
+        Measurement("penalty on 1 micro-batch at a fixed time, once each, spread", "beyond", 1.5, rates,
+                    lambda rate: penalty_spread(fixed_time.fresh_orders(2, epochs(rate)), rate)),
     ]  # fmt: skip

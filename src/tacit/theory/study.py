@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from dataclasses import asdict, dataclass, replace
 
 TOLERANCE = 0.15
@@ -94,15 +95,15 @@ class ConvergenceStudy:
 
     def __str__(self) -> str:
         problems = self.problems
-        width = max([len(f.statement) for f in self.findings], default=9)
-        place = max([len(f.where) for f in self.findings], default=5)
+        width = max([len("statement"), *[_columns(f.statement) for f in self.findings]])
+        place = max([len("where"), *[len(f.where) for f in self.findings]])
         lines = [
-            f"{'statement':<{width}}  {'where':<{place}}  predicted"
+            f"{_padded('statement', width)}  {'where':<{place}}  predicted"
             + "".join(f"  {name:>10}" for name in problems)
             + "  verdict"
         ]
         lines += [
-            f"{statement:<{width}}  {where:<{place}}  {predicted:>9g}"
+            f"{_padded(statement, width)}  {where:<{place}}  {predicted:>9g}"
             + "".join(f"  {_cell(by_problem.get(name)):>10}" for name in problems)
             + f"  {row_verdict(by_problem)}"
             for statement, where, predicted, by_problem in self.rows()
@@ -124,6 +125,15 @@ class ConvergenceStudy:
 def row_verdict(by_problem: dict[str, Finding]) -> str:
     statuses = {finding.status for finding in by_problem.values()}
     return "fail" if "fail" in statuses else "pass" if "pass" in statuses else "–"
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal a text takes: the tilde of C̃ is a character of its own and takes none."""
+    return sum(not unicodedata.combining(character) for character in text)
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _columns(text))
 
 
 def _cell(finding: Finding | None) -> str:

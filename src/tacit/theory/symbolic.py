@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,17 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.batching import all_orders
 from tacit.problem import Problem
-from tacit.theory.coefficients import MOMENTUM, RADIUS, is_negative, joined, latex_of, superscript, text_of
+from tacit.theory.coefficients import (
+    MOMENTUM,
+    RADIUS,
+    exact,
+    is_negative,
+    joined,
+    latex_of,
+    simplified,
+    superscript,
+    text_of,
+)
 from tacit.theory.landscape import Landscape, Parameters, derivative, view
 from tacit.theory.logarithm import logarithm_weights
 from tacit.theory.polynomials import Polynomial, discounted_sum, running_sum
@@ -24,7 +33,7 @@ from tacit.theory.trees import Coefficient, Tree, TreeSeries, free_sums, indices
 METHODS = ("gd", "nstep", "sgd", "heavy_ball", "nesterov")
 # f'f = ∇(½‖∇C‖²), and its mean over minibatches.
 SQUARES = {"f'f": "‖∇C‖²", "fᵢ'fᵢ": "⟨‖∇Ĉᵢ‖²⟩", "fᵢ'fⱼ": "m‖∇C‖²"}
-Algorithm = Callable[..., TreeSeries]  # (point, step) or (point, step, probe) -> next point
+Algorithm = Callable[..., TreeSeries]  # (point, step), (point, step, probe) or (point, step, average) -> next point
 
 
 @dataclass(frozen=True)
@@ -83,13 +92,15 @@ class SymbolicFlow:
         if self.order < 1:
             raise InputError("the flow has order 0; expected at least 1, where a modified loss begins.")
         speed = self.coefficient(0, "fᵢ" if self.averaged else "f")
+        if speed == 0:
+            raise InputError("f₀ = 0 f; expected an update that moves along f, to compare ‖∇C‖² with C.")
         parts = []
         for k, name in ((1, "ε"), (0, "")):
             for text, norm in SQUARES.items():
                 found = self.coefficient(k, text)
                 if found != 0:
-                    share = -found / (2 * speed)
-                    size = text_of(share if isinstance(share, Fraction) else _simplified(share))
+                    share = simplified(-found / (2 * speed))
+                    size = text_of(share)
                     parts.append((is_negative(share), f"{size} {name}{norm}".strip() if name else f"{size}{norm}"))
         return joined([(False, "C"), *parts], minus="−")
 
@@ -138,6 +149,7 @@ def modified_flow_symbolic(
     *,
     inner_steps: int = 1,
     momentum: Fraction | float | None = None,
+    readout: Algorithm | None = None,
 ) -> SymbolicFlow:
     """Exact coefficients of the modified flow of a method, on rooted trees.
 
@@ -145,6 +157,13 @@ def modified_flow_symbolic(
     `nesterov` (a `momentum`, or none for the symbol β). Or any algorithm that is made of points and evaluations:
     a function of (point, step) where step(p) is ε f(p), or of (point, step, probe) where probe(p) is ρ f(p) with a ρ
     that does not depend on ε. Then all terms up to `order` in ε and ρ together are kept.
+
+    Or a method that remembers: a function of (point, step, average), the third by this name, where average(x, keep) is
+    the exponential moving average of x over all steps so far, whose age is long. `readout` is a function of (point,
+    step), (point, average) or all three: the point whose flow is asked for, where that is not the iterate.
+
+    Coefficients are exact: fractions, sympy expressions, or floats, which stay the decimal that was written (0.1 is
+    1/10, and a third is Fraction(1, 3)).
 
     >>> print(modified_flow_symbolic("gd", order=2))
     f₀ = f
@@ -157,39 +176,55 @@ def modified_flow_symbolic(
     >>> print(modified_flow_symbolic(lambda p, step, probe: p + step(p - probe(p)), order=1))   # SAM, unnormalized
     f₀ = f − ρ f'f
     f₁ = − ½ f'f
+    >>> ema = modified_flow_symbolic(lambda p, step: p + step(p), readout=lambda p, average: average(p, 0.9))
+    >>> print(ema)                                                                # the average differs in f₂ alone
+    f₀ = f
+    f₁ = − ½ f'f
+    f₂ = ⅓ f'f'f + 541/12 f''[f,f]
     """
     if order < 0 or inner_steps < 1:
         raise InputError(f"order={order} and inner_steps={inner_steps}; expected order >= 0 and inner_steps >= 1.")
     if callable(method):
-        return SymbolicFlow("own", _own(method, order))
+        return SymbolicFlow("own", _own(method, order) if readout is None else _along_path(method, order, readout))
     if method not in METHODS:
         raise InputError(f"method={method!r} is unknown; use one of {', '.join(METHODS)}, or a function.")
     if method in ("heavy_ball", "nesterov"):
-        return SymbolicFlow(method, _with_memory(method, order, _momentum(momentum)))
+        return SymbolicFlow(method, _along_path(_momentum_step(method, _momentum(momentum)), order, readout))
     if method == "sgd":
+        if readout is not None:
+            raise InputError("readout= of the mean over orders is not known here; expected 'gd' or a function.")
         return SymbolicFlow(method, _mean_sgd(order, inner_steps), averaged=True)
-    return SymbolicFlow(method, _logarithm(lambda p: _inner(p, 0, inner_steps), order))
+    step = lambda p: _inner(p, 0, inner_steps)  # noqa: E731
+    return SymbolicFlow(method, _logarithm(step, order) if readout is None else _along_path(step, order, readout))
 
 
 def _own(method: Algorithm, order: int) -> tuple[dict[Tree, Coefficient], ...]:
-    if len(inspect.signature(method).parameters) < 3:
+    names = list(inspect.signature(method).parameters)
+    if "average" in names:
+        return _along_path(method, order, None)
+    if len(names) < 3:
         return _logarithm(lambda p: method(p, TreeSeries.evaluate), order)
-    import sympy
-
     # A tree of n nodes stands for εⁿ. A probe has ρ in place of one ε, so its coefficient carries r = ρ/ε, and rʲ moves
     # a tree of n nodes from f_{n−1} to f_{n−1−j}, with ρʲ.
-    ratio, rho = sympy.Symbol("r"), sympy.Symbol(RADIUS)
-    raw = _logarithm(lambda p: method(p, TreeSeries.evaluate, lambda q: ratio * q.evaluate()), order)
+    ratio = Polynomial([0, 1])
+    raw = _logarithm(lambda p: method(p, TreeSeries.evaluate, lambda q: q.evaluate() * ratio), order)
     found: list[dict[Tree, Coefficient]] = [{} for _ in range(order + 1)]
     for size, terms in enumerate(raw, start=1):
         for t, c in terms.items():
-            for (power,), factor in sympy.Poly(sympy.expand(c), ratio).terms():
+            powers = c.coefficients if isinstance(c, Polynomial) else [c]
+            for power, own in enumerate(map(simplified, powers)):
+                if own == 0:
+                    continue
                 if size - 1 - power < 0:
                     raise InputError("the algorithm moves by a probe alone; expected every move to contain a step.")
-                if factor != 0:
-                    exact = Fraction(int(factor.p), int(factor.q))
-                    found[size - 1 - power][t] = exact if power == 0 else sympy.Rational(exact) * rho**power
+                found[size - 1 - power][t] = own if power == 0 else _times_radius(own, power)
     return tuple(found)
+
+
+def _times_radius(own: Coefficient, power: int) -> Coefficient:
+    import sympy
+
+    return simplified((sympy.Rational(own) if isinstance(own, Fraction) else own) * sympy.Symbol(RADIUS) ** power)
 
 
 def _value(coefficient: Coefficient, radius: float | None) -> float:
@@ -200,8 +235,9 @@ def _value(coefficient: Coefficient, radius: float | None) -> float:
     names = {str(symbol) for symbol in coefficient.free_symbols}
     if RADIUS in names and radius is None:
         raise InputError("the flow contains ρ; expected its value, radius=….")
-    if MOMENTUM in names:
-        raise InputError("the flow contains the symbol β; expected a flow made with a number, momentum=….")
+    unknown = sorted(names - {RADIUS})
+    if unknown:
+        raise InputError(f"the flow contains {', '.join(unknown)}; expected one made with numbers, to have its values.")
     return float(coefficient.subs(sympy.Symbol(RADIUS), radius or 0.0))
 
 
@@ -218,8 +254,15 @@ def _logarithm(update: Callable[[TreeSeries], TreeSeries], order: int) -> tuple[
     total = weights[0] * point
     for weight in weights[1:]:
         point = update(point)
+        if not isinstance(point, TreeSeries):
+            raise InputError(f"the algorithm returned {point!r}; expected a point, as in p + step(p).")
+        point.require_point()
         total = total + weight * point
-    return tuple(total.of_size(size) for size in range(1, order + 2))
+    return tuple(_simplified_terms(total.of_size(size)) for size in range(1, order + 2))
+
+
+def _simplified_terms(terms: dict[Tree, Coefficient]) -> dict[Tree, Coefficient]:
+    return {t: own for t, c in terms.items() if (own := c if isinstance(c, Polynomial) else simplified(c)) != 0}
 
 
 def _mean_sgd(order: int, inner_steps: int) -> tuple[dict[Tree, Coefficient], ...]:
@@ -239,21 +282,62 @@ def _mean_sgd(order: int, inner_steps: int) -> tuple[dict[Tree, Coefficient], ..
     return tuple(free_sums(terms) for terms in _logarithm(mean_epoch, order))
 
 
-def _with_memory(method: str, order: int, momentum: Coefficient) -> tuple[dict[Tree, Coefficient], ...]:
-    """W(s) = ω + Σ P_t(s) t: coefficients are polynomials in the step number s, and f̃ is their slope at 0."""
-    path = TreeSeries(order + 1, base=1)
-    found = []
+def _momentum_step(method: str, keep: Coefficient) -> Algorithm:
+    def heavy_ball(p: TreeSeries, step: Algorithm, average: Algorithm) -> TreeSeries:
+        return p + average(step(p), keep) / (1 - keep)
+
+    def nesterov(p: TreeSeries, step: Algorithm, average: Algorithm) -> TreeSeries:
+        return p + step(p) + keep * average(step(p), keep) / (1 - keep)
+
+    return heavy_ball if method == "heavy_ball" else nesterov
+
+
+def _along_path(method: Algorithm, order: int, readout: Algorithm | None) -> tuple[dict[Tree, Coefficient], ...]:
+    """W(s) = ω + Σ P_t(s) t: coefficients are polynomials in the step number s, and f̃ is their slope at 0.
+
+    With a readout Y the constants P_t(0) are chosen so that Y(0) = ω, and f̃ is the slope of Y.
+    """
+    _require_steps(method)
+    path, found = TreeSeries.point(order + 1), []
     for size in range(1, order + 2):
-        forces = path.evaluate().of_size(size)
-        grown = {}
-        for t, force in forces.items():
-            force = force if isinstance(force, Polynomial) else Polynomial([force])
-            buffer = discounted_sum(force, momentum)
-            move = force + momentum * buffer if method == "nesterov" else buffer
-            grown[t] = running_sum(move)
-        path = path + TreeSeries(order + 1, grown)
-        found.append({t: _simplified(p.coefficient(1)) for t, p in grown.items() if _simplified(p.coefficient(1)) != 0})
+        moved = _called(method, path)
+        path = path + TreeSeries(order + 1, {t: running_sum(_polynomial(c)) for t, c in moved.of_size(size).items()})
+        seen = path if readout is None else _called(readout, path)
+        of_size = {t: _polynomial(c) for t, c in seen.of_size(size).items()}
+        path = path - TreeSeries(order + 1, {t: p.coefficient(0) for t, p in of_size.items()})
+        found.append(_simplified_terms({t: p.coefficient(1) for t, p in of_size.items()}))
     return tuple(found)
+
+
+def _require_steps(method: Algorithm) -> None:
+    """Refuse an average of points that moves a point by itself: it would be a move without a learning rate."""
+    trace: Tree = (-1, ())  # of a point that moves by one per step, whatever the steps are
+    moving = TreeSeries(1, {trace: Polynomial([0, 1])}, base=1)
+    if _polynomial(_called(method, moving).terms.get(trace, 0)) != Polynomial([0, 1]):
+        raise InputError("the algorithm moves without a step; expected averages of points only inside step(…).")
+
+
+def _called(function: Algorithm, path: TreeSeries) -> TreeSeries:
+    """The function at the path: its second argument is the step, unless it or a later one is named `average`."""
+    names = list(inspect.signature(function).parameters)[1:]
+    made = function(path, *[average if name == "average" else TreeSeries.evaluate for name in names])
+    if not isinstance(made, TreeSeries):
+        raise InputError(f"the algorithm returned {made!r}; expected a point, as in p + step(p).")
+    made.require_point()
+    return made
+
+
+def average(series: TreeSeries, keep: Coefficient) -> TreeSeries:
+    """The exponential moving average of a path over all steps so far: Σᵢ (1−κ) κⁱ x(s−i)."""
+    own = exact(keep)
+    if isinstance(own, Fraction) and not 0 <= own < 1:
+        raise InputError(f"an average keeps {own} of itself; expected at least 0 and less than 1.")
+    terms = {t: discounted_sum(_polynomial(c) * (1 - own), own) for t, c in series.terms.items()}
+    return TreeSeries(series.order, terms, base=series.base)
+
+
+def _polynomial(coefficient: Coefficient) -> Polynomial:
+    return coefficient if isinstance(coefficient, Polynomial) else Polynomial([coefficient])
 
 
 def _momentum(momentum: Fraction | float | None) -> Coefficient:
@@ -261,18 +345,10 @@ def _momentum(momentum: Fraction | float | None) -> Coefficient:
         import sympy
 
         return sympy.Symbol(MOMENTUM)
-    exact = Fraction(momentum).limit_denominator(10**9)
-    if not 0 <= exact < 1:
+    own = exact(momentum)
+    if not (isinstance(own, Fraction) and 0 <= own < 1):
         raise InputError(f"momentum={momentum}; expected 0 <= momentum < 1.")
-    return exact
-
-
-def _simplified(value: Any) -> Any:
-    if isinstance(value, (int, Fraction)):
-        return Fraction(value)
-    import sympy
-
-    return sympy.factor(value)
+    return own
 
 
 def _differential(scape: Landscape, w: Tensor, t: Tree, picked: dict[int, int]) -> Tensor:

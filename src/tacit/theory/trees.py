@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from tacit._errors import InputError
+from tacit.theory.coefficients import exact, simplified
+from tacit.theory.polynomials import Polynomial
+
 Tree = tuple[int, tuple[Any, ...]]  # (colour, children in sorted order)
 Coefficient = Any  # a Fraction, a sympy expression, or a polynomial in the step number
 
@@ -37,14 +41,30 @@ class TreeSeries:
         """The point ω itself."""
         return TreeSeries(order, base=1)
 
+    __array_ufunc__ = None  # a number of numpy times a series is the series' own product
+
     def __add__(self, other: TreeSeries) -> TreeSeries:
+        if not isinstance(other, TreeSeries):
+            raise InputError(f"{other!r} was added to a point or a step; expected a point or a step.")
         terms = dict(self.terms)
         for t, c in other.terms.items():
             terms[t] = terms[t] + c if t in terms else c
         return TreeSeries(min(self.order, other.order), terms, base=self.base + other.base)
 
     def __rmul__(self, factor: Coefficient) -> TreeSeries:
-        return TreeSeries(self.order, {t: c * factor for t, c in self.terms.items()}, base=self.base * factor)
+        factor = factor if isinstance(factor, Polynomial) else exact(factor)
+        base = 0 if self.base == 0 else self.base * factor
+        return TreeSeries(self.order, {t: c * factor for t, c in self.terms.items()}, base=base)
+
+    __mul__ = __rmul__
+
+    def __truediv__(self, number: Coefficient) -> TreeSeries:
+        if number == 0:
+            raise InputError("a point or a step is divided by zero; expected another number.")
+        return (1 / exact(number)) * self
+
+    def __neg__(self) -> TreeSeries:
+        return (-1) * self
 
     def __sub__(self, other: TreeSeries) -> TreeSeries:
         return self + (-1) * other
@@ -54,8 +74,7 @@ class TreeSeries:
 
         f(ω + x) = Σₖ f⁽ᵏ⁾[x, …, x]/k!
         """
-        if self.base != 1:
-            raise ValueError("a field can be evaluated at a point only: the weights of ω must add up to 1")
+        self.require_point()
         forests: list[tuple[tuple[Tree, ...], Coefficient, int]] = [((), Fraction(1), 0)]
         for t, c in self.terms.items():
             size, grown = nodes(t), []
@@ -70,6 +89,15 @@ class TreeSeries:
             made = tree(colour, children)
             total[made] = total[made] + weight if made in total else weight
         return TreeSeries(self.order, total)
+
+    def require_point(self) -> None:
+        """Refuse a sum of points whose weights do not add up to 1: it is no point."""
+        if self.base != 1 and simplified(self.base - 1) != 0:
+            # In floats 0.7 and 1 − 0.7 add up to more than 1: nothing is rounded here, so the user hears of it.
+            raise InputError(
+                f"the weights of the points add up to {simplified(self.base)}; expected 1, as in p + c * step(p). A "
+                "mean of two points in floats is p + c * (q - p)."
+            )
 
     def of_size(self, size: int) -> dict[Tree, Coefficient]:
         return {t: c for t, c in sorted(self.terms.items()) if nodes(t) == size}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from tacit.problem import Problem
 from tacit.theory.iterates import sgd_rule
 from tacit.theory.landscape import Landscape, view
 from tacit.theory.logarithm import Update
-from tacit.theory.memory import MemoryEpoch, MemoryMethod, WithMemory
+from tacit.theory.memory import MemoryEpoch, MemoryMethod, Preconditioner
 from tacit.theory.orders import orders_of, steps_of
 
 GradientRule = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (gradient, parameters, memory)
@@ -97,7 +96,117 @@ def adam(
     """
     scape, _ = view(problem)
     rule = adam_rule(beta1=beta1, beta2=beta2, delta=delta, weight_decay=weight_decay)
-    return MemoryMethod(lambda w, memory: rule(scape.gradient(w), w, memory), slots=2)
+    return MemoryMethod(
+        lambda w, memory: rule(scape.gradient(w), w, memory),
+        slots=2,
+        preconditioner=inverse_root(delta),
+        weight_decay=weight_decay,
+    )
+
+
+def inverse_root(delta: float) -> Preconditioner:
+    """P(g) = diag 1/√(g² + δ), that of RMSprop and Adam."""
+    return lambda g, v: v / torch.sqrt(g.square() + delta)
+
+
+def rmsprop(problem: Problem | Landscape, *, decay: float = 0.99, delta: float = 1e-2) -> MemoryMethod:
+    """squares ← ρ squares + (1−ρ) ∇C², ω ← ω − ε ∇C/√(squares + δ), with δ inside the root as in `adam`."""
+    scape, _ = view(problem)
+
+    def direction(w: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        g = scape.gradient(w)
+        squares = decay * memory + (1 - decay) * g.square()
+        return g / torch.sqrt(squares[0] + delta), squares
+
+    return MemoryMethod(direction, preconditioner=inverse_root(delta))
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's own: X ← aX + bXXᵀX + c(XXᵀ)²X drives singular values towards one
+
+
+def muon(
+    problem: Problem | Landscape,
+    *,
+    momentum: float = 0.95,
+    steps: int = 5,
+    delta: float = 1e-2,
+    coefficients: tuple[float, float, float] = NEWTON_SCHULZ,
+) -> MemoryMethod:
+    """buffer ← β buffer + (1−β) ∇C, and ω ← ω − ε NewtonSchulz(buffer), each matrix by itself.
+
+    Singular values are divided by √(‖buffer‖² + δ) first. A vector is a matrix of one row. Without Nesterov's momentum.
+    """
+    scape, _ = view(problem)
+    orthogonalized = newton_schulz(scape, steps=steps, delta=delta, coefficients=coefficients)
+
+    def direction(w: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        buffer = momentum * memory + (1 - momentum) * scape.gradient(w)
+        return orthogonalized(buffer[0], buffer[0]), buffer
+
+    return MemoryMethod(direction, preconditioner=orthogonalized)
+
+
+def newton_schulz(
+    problem: Problem | Landscape, *, steps: int = 5, delta: float = 1e-2, coefficients: tuple[float, float, float]
+) -> Preconditioner:
+    """P(G) of Muon: a polynomial in GGᵀ, so that P(G) G is G with its singular values driven towards one."""
+    scape, _ = view(problem)
+    shapes = [tuple(value.shape) for value in scape.problem.parameters.values()]
+    sizes = [value.numel() for value in scape.problem.parameters.values()]
+    a, b, c = coefficients
+
+    def apply(g: Tensor, v: Tensor) -> Tensor:
+        made = []
+        for shape, own, other in zip(shapes, g.split(sizes), v.split(sizes), strict=True):
+            rows = shape[0] if len(shape) > 1 else 1
+            size = torch.sqrt(own.square().sum() + delta)
+            x, y = own.reshape(rows, -1) / size, other.reshape(rows, -1) / size
+            for _ in range(steps):
+                square = x @ x.T
+                mixed = b * square + c * square @ square
+                x, y = a * x + mixed @ x, a * y + mixed @ y
+            made.append(y.reshape(-1))
+        return torch.cat(made)
+
+    return apply
+
+
+def lookahead(problem: Problem | Landscape, *, steps: int = 5, pull: float = 0.5) -> Update:
+    """Lookahead: after k steps of gradient descent, ω ← ω + α (where they led − ω). One update lasts k α ε."""
+    scape, _ = view(problem)
+
+    def update(w: Tensor, rate: Tensor) -> Tensor:
+        fast = w
+        for _ in range(steps):
+            fast = fast - rate * scape.gradient(fast)
+        return w + pull * (fast - w)
+
+    return update
+
+
+def averaged_gd(problem: Problem | Landscape, *, keep: float = 0.9) -> MemoryMethod:
+    """Gradient descent that returns the exponential moving average of its iterates: average ← κ average + (1−κ) ω."""
+    scape, _ = view(problem)
+
+    def direction(w: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return scape.gradient(w), keep * memory + (1 - keep) * w
+
+    return MemoryMethod(direction, readout=lambda w, memory: memory[0])
+
+
+def schedule_free(problem: Problem | Landscape, *, beta: float = 0.9, weight: float = 0.1) -> MemoryMethod:
+    """x ← (1−c) x + c z, z ← z − ε ∇C((1−β) z + β x): schedule-free SGD (Defazio et al., 2024) with a constant c.
+
+    It returns x. In the method itself c = 1/t: x is the mean of all z so far, whose age grows without end. A constant c
+    is that method around the step t = 1/c.
+    """
+    scape, _ = view(problem)
+
+    def direction(z: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        x = (1 - weight) * memory + weight * z
+        return scape.gradient((1 - beta) * z + beta * x[0]), x
+
+    return MemoryMethod(direction, readout=lambda z, memory: memory[0])
 
 
 def adam_rule(*, beta1: float, beta2: float, delta: float, weight_decay: float = 0.0) -> GradientRule:
@@ -145,7 +254,7 @@ def smooth_lion(
         mixed = beta1 * memory[0] + (1 - beta1) * g
         return mixed / torch.sqrt(mixed.square() + delta), beta2 * memory + (1 - beta2) * g
 
-    return MemoryMethod(direction)
+    return MemoryMethod(direction, preconditioner=inverse_root(delta))
 
 
 def sam(problem: Problem | Landscape, *, radius: float = 0.05) -> Update:
@@ -207,21 +316,3 @@ def mean_adam_epoch(
     """One epoch of Adam on minibatches, or of AdamW with a weight decay, averaged over all their orders."""
     rule = adam_rule(beta1=beta1, beta2=beta2, delta=delta, weight_decay=weight_decay)
     return mean_epoch(problem, rule, slots=2)
-
-
-# What `tacit verify --update NAME` takes. Memories are short (β = 0.5): the series of a long one converges later.
-EXAMPLES: dict[str, Callable[[Landscape], Update | WithMemory]] = {
-    "gd": gd_update,
-    "heavy_ball": partial(heavy_ball, momentum=0.5),
-    "nesterov": partial(nesterov, momentum=0.5),
-    "adam": partial(adam, beta1=0.5, beta2=0.6, delta=0.1),
-    "adamw": partial(adam, beta1=0.5, beta2=0.6, delta=0.1, weight_decay=0.3),
-    "adam_over_orders": mean_adam_epoch,
-    "adamw_over_orders": partial(mean_adam_epoch, weight_decay=0.3),
-    "sam": sam,
-    "shrinking_sam": shrinking_sam,
-    "normalized_gd": normalized_gd,
-    "smooth_lion": partial(smooth_lion, beta1=0.5, beta2=0.6, delta=0.1),
-    "extragradient": extragradient,
-    "runge_kutta": runge_kutta,
-}

@@ -51,7 +51,7 @@ def verify(
     largest_curvature = curvature(scape)
     largest = REACH / (scape.batches_per_epoch * largest_curvature)
     findings: list[Finding] = []
-    for experiment in all_experiments(scape, _with_weight_decay(scape), orders):
+    for experiment in all_experiments(scape, _with_weight_decay(scape), orders, largest_curvature):
         rivals = [rival for rival in experiment.rivals if only is None or only in rival.statement]
         if not rivals:
             continue
