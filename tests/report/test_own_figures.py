@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worlds import paper_world
@@ -100,3 +101,82 @@ def test_a_strength_of_zero_has_a_place_on_the_axis(part: Part) -> None:
     (figure,) = build_report([own]).figures
     assert figure.panels[0].x_scale == "symlog2"
     assert ">0</text>" in render(build_report([own]), command="")
+
+
+def legend_of(part: Part, change: Callable[[int, dict[str, Any]], dict[str, Any]], **options: object) -> list[str]:
+    """The curves of a study's own figure after a change of each row's spec."""
+    rows = [{**row, "spec": {**row["spec"], **change(number, row["spec"])}} for number, row in enumerate(part.rows)]
+    own = replace(with_figures(part, mine={"x": "learning_rate", **options}), rows=rows)
+    report = build_report([own])
+    (figure,) = report.figures
+    page = render(report, command="")
+    labels = [curve.label for curve in figure.panels[0].curves]
+    assert all(label.replace("'", "&#39;") in page for label in labels)
+    return labels
+
+
+OLD, NEW = "0123456789abcdef", "fedcba9876543210"
+
+
+def test_own_models_are_told_apart_by_their_names_and_not_by_hashes(part: Part) -> None:
+    def change(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        name, code = [("nets:small", OLD), ("nets:large", NEW)][number % 2]
+        return {"model": name, "own_code": {name: code}}
+
+    assert legend_of(part, change) == ["model = nets:large", "model = nets:small"]
+
+
+def test_a_changed_file_is_told_apart_by_its_version(part: Part) -> None:
+    """The same name, two hashes: runs of another model, which must not be taken for other seeds."""
+
+    def change(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        return {"model": "nets:small", "own_code": {"data:load": OLD, "nets:small": [OLD, NEW][number % 2]}}
+
+    assert legend_of(part, change) == ["nets:small, version 1", "nets:small, version 2"]
+
+
+@pytest.mark.parametrize("key", ["model_arguments", "dataset_arguments"])
+def test_arguments_are_shown_by_their_own_names_and_only_those_that_vary(part: Part, key: str) -> None:
+    def change(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        return {key: [{"channels": 8, "bias": True}, {"channels": 16, "bias": True}, None][number % 3]}
+
+    labels = legend_of(part, change)
+    assert labels == ["channels = 16, bias = True", "channels = 8, bias = True", "channels = default, bias = default"]
+
+    def only_channels(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        return {key: {"channels": [8, 16][number % 2], "bias": True}}
+
+    assert legend_of(part, only_channels) == ["channels = 16", "channels = 8"]
+    assert legend_of(part, only_channels, curve=key) == ["channels = 16", "channels = 8"]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "words"),
+    [
+        ("model_arguments", [{"channels": 8}, {"channels": 16}], "model_arguments: channels = 16, channels = 8."),
+        ("own_code", [{"nets:small": OLD}, {"nets:small": NEW}], "own_code: a file changed between them."),
+    ],
+)
+def test_a_figure_of_the_paper_names_tables_that_differ_and_no_hash(
+    make_world: Callable[..., Path], key: str, values: list[dict[str, Any]], words: str
+) -> None:
+    parts = [
+        replace(
+            part,
+            rows=[{**row, "spec": {**row["spec"], key: values[number % 2]}} for number, row in enumerate(part.rows)],
+        )
+        for part in read_parts([make_world(paper_world, only=("rates", "strengths"))])
+    ]
+    assert build_report(parts, only=["1b"]).absent["1b"].endswith(words)
+
+
+def test_epochs_are_an_axis_also_where_the_length_was_given_in_updates(part: Part) -> None:
+    def change(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        batches = spec["train_size"] // spec["batch_size"]
+        return {"epochs": None, "updates": [2, 4][number % 2] * batches}
+
+    rows = [{**row, "spec": {**row["spec"], **change(number, row["spec"])}} for number, row in enumerate(part.rows)]
+    report = build_report([replace(with_figures(part, mine={"x": "epochs", "curve": "learning_rate"}), rows=rows)])
+    (figure,) = report.figures
+    assert {place for curve in figure.panels[0].curves for place in curve.x} == {2.0, 4.0}
+    assert not any("updates" in curve.label for curve in figure.panels[0].curves)

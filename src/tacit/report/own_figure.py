@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tacit._errors import InputError
 from tacit.report.draw import PALETTE
 from tacit.report.figure import Drawing, Figure, Source, need
 from tacit.report.points import Panel, accuracy, curve, points_of
-from tacit.report.rows import VARIABLES, Row
+from tacit.report.rows import VARIABLES, Row, Spec
 
 SCORES = {
     "best_test_accuracy": "highest test accuracy",
@@ -28,6 +28,8 @@ def own_figure(id: str) -> Figure:
 def draw(source: Source, id: str) -> Drawing:
     options = source.options
     varying = [key for key in VARIABLES if len({VARIABLES[key].of(row["spec"]) for row in source.rows}) > 1]
+    if "epochs" in varying and all(row["spec"]["epochs"] is None for row in source.rows):
+        varying.remove("epochs")  # they follow from the updates and what else varies
     x = _choice(id, "x", options.get("x") or (varying or ["learning_rate"])[0], VARIABLES)
     y = _choice(id, "y", options.get("y") or source.score, SCORES)
     chosen = options.get("curve") or next(iter(_other_axes(source.rows, x)), None)
@@ -35,11 +37,12 @@ def draw(source: Source, id: str) -> Drawing:
         raise InputError(f"figure {id}: curve is {chosen!r}; expected one of {', '.join(source.rows[0]['spec'])}.")
     # Whatever else varies tells curves apart too: runs of different settings are not runs of different seeds.
     axes = list(dict.fromkeys([*([chosen] if chosen else []), *_other_axes(source.rows, x)]))
+    told = [words for key in axes for words in _words_of(key, source.rows)]
     points = points_of(source.rows, accuracy(y))
     groups: dict[str, list[int]] = {}
     for index in need(range(len(points.specs)), "finished runs"):
         spec = points.specs[index]
-        groups.setdefault(", ".join(f"{key} = {_short(spec[key])}" for key in axes), []).append(index)
+        groups.setdefault(", ".join(filter(None, (words(spec) for words in told))), []).append(index)
     variable = VARIABLES[x]
     curves = tuple(
         curve(
@@ -58,6 +61,29 @@ def draw(source: Source, id: str) -> Drawing:
     )
 
 
+def _words_of(key: str, rows: Sequence[Row]) -> list[Callable[[Spec], str]]:
+    """What a key says about a curve: `key = value`, and for a table such as `model_arguments` its entries that vary.
+
+    The hashes of `own_code` say nothing to a reader: where a file changed between the runs, its versions are counted.
+    """
+    values = [row["spec"][key] for row in rows]
+    if not any(isinstance(value, Mapping) for value in values):
+        return [lambda spec: f"{key} = {_short(spec[key])}"]
+    tables = [value or {} for value in values]
+
+    def words(name: str) -> Callable[[Spec], str] | None:
+        entries = list(dict.fromkeys(_short(table.get(name, "default")) for table in tables))
+        if key == "own_code":
+            codes = [code for code in entries if code != "default"]
+            shown = {code: f"{name}, version {number}" for number, code in enumerate(codes, 1)} if codes[1:] else {}
+        else:
+            shown = {entry: f"{name} = {entry}" for entry in entries} if entries[1:] else {}
+        return (lambda spec: shown.get(_short((spec[key] or {}).get(name, "default")), "")) if shown else None
+
+    found = [words(name) for name in dict.fromkeys(name for table in tables for name in table)]
+    return [each for each in found if each is not None]
+
+
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -69,9 +95,10 @@ def _choice(id: str, key: str, value: str, known: Mapping[str, object]) -> str:
 
 
 def _other_axes(rows: Sequence[Row], x: str) -> list[str]:
-    """Spec keys that vary besides x and the seed. With ε = nα, the rate follows from the other two."""
+    """Spec keys that vary besides x and the seed. What follows from x and the others is left out, such as ε = nα."""
     hidden = {"seed", x}
     hidden |= {"learning_rate"} if x in ("bare_learning_rate", "temperature", "effective_learning_rate") else set()
     hidden |= {"strength"} if x in ("strength_ratio", "total") else set()
+    hidden |= {"updates"} if x == "epochs" else set()
     keys = [key for key in rows[0]["spec"] if key not in hidden]
     return [key for key in keys if len({str(row["spec"][key]) for row in rows}) > 1]

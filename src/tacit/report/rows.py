@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ VARIABLES = {
     "effective_learning_rate": Variable("effective learning rate", "nα", lambda spec: spec["learning_rate"]),
     "batch_size": Variable("batch size", "B", lambda spec: spec["batch_size"]),
     "inner_steps": Variable("inner steps", "n", lambda spec: spec["inner_steps"]),
-    "epochs": Variable("epochs", "", lambda spec: spec["epochs"] or math.nan),
+    "epochs": Variable("epochs", "", lambda spec: epochs_of({"spec": spec})),
     "width": Variable("width", "", lambda spec: spec["width"]),
     "train_size": Variable("training examples", "N", lambda spec: spec["train_size"]),
     "weight_decay": Variable("weight decay", "μ", lambda spec: spec["weight_decay"]),
@@ -116,14 +115,16 @@ def check_alike(
             raise MissingRowsError(f"needs runs with {key} = {wanted}; those at hand also have {_listed(others)}.")
     lengths = {"epochs": epochs_of, "updates": planned_updates}
     free = {*varying, "seed", "epochs", "updates"}
-    found = {key: {row["spec"][key] for row in rows} for key in (rows[0]["spec"] if rows else {}) if key not in free}
+    keys = [key for key in (rows[0]["spec"] if rows else {}) if key not in free]
+    found = {key: {_hashable(row["spec"][key]) for row in rows} for key in keys}
     if length is not None:
         found[length] = _as_one({lengths[length](row) for row in rows})
     for key, values in found.items():
         if len(values) > 1:
+            # A hash says nothing to a reader, and other functions differ in their names too, which are checked above.
+            how = "own_code: a file changed between them" if key == "own_code" else f"{key}: {_listed(values)}"
             raise MissingRowsError(
-                f"needs runs that differ in {', '.join(varying)} and seed alone; those at hand also differ in "
-                f"{key}: {_listed(values)}."
+                f"needs runs that differ in {', '.join(varying)} and seed alone; those at hand also differ in {how}."
             )
     seen: set[tuple[Any, ...]] = set()
     for row in rows:
@@ -131,6 +132,11 @@ def check_alike(
         if place in seen:
             raise MissingRowsError(f"needs each seed once per grid point; seed {row['spec']['seed']} is there twice.")
         seen.add(place)
+
+
+def _hashable(value: Any) -> Any:
+    """The value itself; a table such as `model_arguments` as text."""
+    return ", ".join(f"{name} = {entry}" for name, entry in value.items()) if isinstance(value, Mapping) else value
 
 
 def _as_one(lengths: set[float]) -> set[float]:

@@ -24,8 +24,8 @@ def print_verdicts(report: Report) -> None:
         if report.beside:
             other = beside.verdict.outcome if beside and beside.verdict else None
             row.append(f"[{styles[other]}]{other}[/]" if other else "")
-        advice = f" {figure.verdict.advice}" if figure.verdict.advice else ""
-        table.add_row(*row, _plain(figure.verdict.number_text), _plain(figure.verdict.claim + advice))
+        said = f"{figure.verdict.claim} {figure.verdict.advice_beside_number}".strip()
+        table.add_row(*row, _plain(figure.verdict.number_text), _plain(said))
     console = Console()
     if table.row_count:
         console.print(table)

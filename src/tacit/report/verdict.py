@@ -19,7 +19,8 @@ class Criterion:
     """One number and what it has to be: above a bound, below it, or within ± the bound.
 
     `blocked` is a reason why more seeds would not help, such as a best point at the end of its grid; the criterion is
-    undecided then. `paper` is the paper's own number in the same unit, if it gives one.
+    undecided then. A missing number is NaN, with the reason there. `paper` is the paper's own number in the same unit,
+    if it gives one.
     """
 
     number: Number
@@ -85,6 +86,8 @@ class Criterion:
 
     @property
     def text(self) -> str:
+        if math.isnan(self.number.value):
+            return f"no number: {self.blocked}" if self.blocked else "no number"
         return f"{self.number.interval().text(self.digits)} {self.unit}".strip()
 
 
@@ -134,6 +137,11 @@ class Verdict:
         return f"{every}. The part that decides: {self.deciding.name}."
 
     @property
+    def advice_beside_number(self) -> str:
+        """The advice where it stands beside `number_text`, which has the reason for a missing number already."""
+        return "" if math.isnan(self.number.value) and self.deciding.blocked else self.advice
+
+    @property
     def advice(self) -> str:
         """For an undecided claim: which way it points, and what would decide it."""
         if self.outcome != "undecided":
@@ -141,6 +149,8 @@ class Verdict:
         if self.deciding.blocked:
             return f"Undecided: {self.deciding.blocked}."
         still_open = [c for c, each in zip(self.criteria, self.outcomes, strict=True) if each == "undecided"]
+        if math.isnan(self.deciding.number.value):
+            return "Undecided: these runs give no number."
         if not math.isfinite(self.deciding.certainty):
             return "Undecided: a number has no interval; it needs at least two seeds at every point."
         way = "agreement" if all(criterion.slack > 0 for criterion in still_open) else "disagreement"

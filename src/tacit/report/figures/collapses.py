@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tacit.report import rules
-from tacit.report.collapse_score import collapse
+from tacit.report.collapse_score import FEWEST_SCORED, collapse
 from tacit.report.figure import Drawing, Source, need
 from tacit.report.figures.sweeps import TEST
 from tacit.report.points import Panel, Points, curve
@@ -74,11 +75,14 @@ def draw_collapse(source: Source, question: Question, *, says: str) -> Drawing:
         ),
         says=says + pale,
         seen=f"On {found.points} points, a curve lies {100 * found.gap:.1f} points from the others at equal {x} and "
-        f"{100 * found.rival_gap:.1f} points at equal {rival} (root mean squares, without what noise adds).",
+        f"{100 * found.rival_gap:.1f} points at equal {rival} (root mean squares, without what noise adds)."
+        if found.points
+        else f"Fewer than {FEWEST_SCORED} points lie beside other curves, at equal {x} and at equal {rival}.",
         criteria=(
             Criterion(
                 found.ratio, f"= distance at equal {x} over that at equal {rival}", "below", rules.COLLAPSES, digits=2,
-                blocked="" if found.points else "too few points of different curves lie over each other",
+                blocked="too few points of different curves lie over each other" if not found.points
+                else "the curves lie on each other against both" if math.isnan(found.ratio.value) else "",
             ),
         ),
     )  # fmt: skip

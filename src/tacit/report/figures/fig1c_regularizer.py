@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tacit.report.figure import Drawing, Figure, Quote, Source
 from tacit.report.figures.sweeps import EITHER, VARYING, sweeps_of
 from tacit.report.numbers import Number, unknown
@@ -25,19 +27,24 @@ def draw(source: Source) -> Drawing:
         return unknown() if there is None or base is None else points.layout.difference(there, base)
 
     by_rate, by_strength = change(best_rate), change(best_strength)
-    unit = "= log₂ of the change of C_reg"
+    unit, missing = "= log₂ of the change of C_reg", "no run with a finite C_reg at one of the two points"
+
+    def factor(number: Number, words: str) -> str:
+        known = not math.isnan(number.value)
+        return f"{words}{exponent_text(round(number.value, 1))}" if known else "an unknown factor"
+
+    def criterion(number: Number, name: str) -> Criterion:
+        return Criterion(number, unit, "below", 0.0, name=name, blocked=missing if math.isnan(number.value) else "")
+
     return Drawing(
         panels=(Panel((rates, strengths), EITHER, "implicit regularizer C_reg at the end", y_scale="log2"),),
         says="C_reg = (1/4m) Σ‖∇Ĉₖ‖² at the end of training.",
         means=GEOMETRIC,
         scatter=points.layout,
-        seen=f"From ε = {power(found.small)} to the best ε = {power(found.value(best_rate))}, C_reg changes by a factor"
-        f" {exponent_text(round(by_rate.value, 1))}; from λ = 0 to the best λ = {power(found.value(best_strength))}, "
-        f"by {exponent_text(round(by_strength.value, 1))}.",
-        criteria=(
-            Criterion(by_rate, unit, "below", 0.0, name="the learning rate"),
-            Criterion(by_strength, unit, "below", 0.0, name="the strength"),
-        ),
+        seen=f"From ε = {power(found.small)} to the best ε = {power(found.value(best_rate))}, C_reg changes by "
+        f"{factor(by_rate, 'a factor ')}; from λ = 0 to the best λ = {power(found.value(best_strength))}, by "
+        f"{factor(by_strength, '')}.",
+        criteria=(criterion(by_rate, "the learning rate"), criterion(by_strength, "the strength")),
     )
 
 

@@ -29,6 +29,7 @@ def draw(source: Source) -> Drawing:
         lambda r: combine((1.0, top_strength), (-r, top_rate), (r - 1.0, base)),
         by_strength / by_rate if by_rate > 0 else float("nan"),
     )
+    no_gain = "" if by_rate > 0 else "no learning rate does better than the small one, so λ has no gain to match"
     factor = found.value(best_strength) / found.value(best_rate)
     label = f"λ = 0 at ε = {power(found.small)}"
     dotted = level(found.points, found.baseline, strengths, label=label, best=source.best)
@@ -39,7 +40,7 @@ def draw(source: Source) -> Drawing:
         seen=f"Above the small rate's {percent(base.value)}, the learning rate gains {100 * by_rate:.1f} points and "
         f"the strength {100 * by_strength:.1f}; the best λ is {factor:g} times the best ε."
         + edge_note(found.at_edges()),
-        criteria=(Criterion(gains, "= gain by λ over gain by ε", "above", rules.RECOVERS, digits=2),),
+        criteria=(Criterion(gains, "= gain by λ over gain by ε", "above", rules.RECOVERS, digits=2, blocked=no_gain),),
     )
 
 

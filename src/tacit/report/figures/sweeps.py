@@ -37,6 +37,7 @@ class Sweeps:
     def curves(self, score: Score | None = None, *, best: int | None) -> tuple[Curve, Curve, Points]:
         """The two sweeps as curves of another score, and its points."""
         points = points_of(self.source.rows, score or accuracy(self.source.score))
+        need(points.specs, "runs that did not diverge")
         rates = curve(
             points, points.where(strength=0.0), x=RATE, label="original loss, against ε", colour="rate", best=best
         )
@@ -87,8 +88,6 @@ def edge_note(names: list[str]) -> str:
 
 def edge_block(names: list[str]) -> str:
     """Why a claim about a best point stays undecided when that point is an end of its grid."""
-    return (
-        f"the best {' and '.join(names)} is an end of its grid; a wider grid decides it, not more seeds"
-        if names
-        else ""
-    )
+    if len(names) > 1:
+        return f"the best {' and the best '.join(names)} are ends of their grids; wider grids decide it, not more seeds"
+    return f"the best {names[0]} is an end of its grid; a wider grid decides it, not more seeds" if names else ""
