@@ -44,3 +44,11 @@ def test_where_nothing_is_advised_a_rarer_penalty_is_called_searched(monkeypatch
     sys.modules.pop("readme_tables")
     assert "| searched strength, every 4th step |" in lines
     assert "advised strength" not in lines
+
+
+@pytest.mark.parametrize(("stored", "number"), [({"value": 0.25, "low": 0.2, "high": 0.3}, 0.25), (0.25, 0.25)])
+def test_a_strength_is_read_from_rows_of_the_first_advices_and_of_todays(
+    advice_table: Any, stored: object, number: float
+) -> None:
+    number_of = sys.modules["large_batch_tasks"].number_of
+    assert number_of({"strength": stored}, "strength") == number

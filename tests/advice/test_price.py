@@ -25,7 +25,7 @@ BATCH = (torch.randn(256, 8), torch.randint(3, (256,)))
 def test_every_setting_regularizes_as_much_in_the_mean(advice: tacit.advice.Advice) -> None:
     point = seen(3.0, 500.0)
     found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
-    wanted = advice.strength.value * point.regularizer(16).value
+    wanted = advice.strength * point.regularizer(16).value
     for setting in found.settings:
         assert setting.strength * point.regularizer(setting.micro_batch_size).value == pytest.approx(wanted, rel=1e-9)
     assert {each.micro_batch_size for each in found.settings} == {16, 64, 256}
@@ -90,7 +90,7 @@ def test_the_advised_setting_is_priced_whatever_its_every(eigenvalue: float, mom
     advice = tacit.match(point, **MOVE, every=every, momentum=momentum)
     found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001).advised
     assert (found.every, found.micro_batch_size) == (every, 16)
-    assert found.strength == pytest.approx(advice.strength.value, rel=1e-12)
+    assert found.strength == pytest.approx(advice.strength, rel=1e-12)
     assert found.held == any("is held to" in note for note in advice.notes)
 
 
@@ -102,7 +102,7 @@ def test_settings_that_the_edge_holds_back_say_so_and_come_last() -> None:
     assert held == sorted(held)
     assert {False, True} == set(held)
     assert not found.cheapest.held
-    point, asked = seen(3.0, 500.0), advice.strength.value * seen(3.0, 500.0).regularizer(16).value
+    point, asked = seen(3.0, 500.0), advice.strength * seen(3.0, 500.0).regularizer(16).value
     for each in found.settings:
         regularization = each.strength * point.regularizer(each.micro_batch_size).value
         assert (regularization < 0.999 * asked) == each.held

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from test_matching import MOVE, seen, with_spectrum
 
 import tacit
 from tacit.advice.search import planned_cost, search_strength
@@ -67,6 +68,21 @@ def test_no_strength_beyond_the_edge_is_tried() -> None:
     found = search_strength(Trainer(0.4), start=0.1, largest=0.3)
     assert max(arm.strength for arm in found.arms) == 0.2
     assert "largest that was tried" in found.notes[-1]
+
+
+def test_a_search_starts_from_the_advised_strength_and_stays_below_its_edge() -> None:
+    advice = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=5.0), values=(5.0,)), **MOVE)
+    trainer = Trainer(advice.strength)
+    assert search_strength(trainer, advice=advice).strength == advice.strength
+    assert max(arm.strength for arm in search_strength(trainer, advice=advice).arms) < advice.largest_stable_strength
+
+
+@pytest.mark.parametrize("new_rate", [50.0, 0.1])
+def test_a_search_from_an_advice_without_a_penalty_is_one_sentence(new_rate: float) -> None:
+    """No penalty is needed at the first rate; at the second none is stable."""
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=25.0), values=(25.0,))
+    with pytest.raises(tacit.InputError, match="Give start to search all the same"):
+        search_strength(Trainer(0.1), advice=tacit.match(point, **MOVE, new_learning_rate=new_rate))
 
 
 def test_a_penalty_that_does_not_help_is_not_chosen() -> None:

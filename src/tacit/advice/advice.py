@@ -39,6 +39,10 @@ class Line:
 class Advice:
     """How to move from (ε, B) to (ε', B') without losing implicit regularization: a sentence, then the numbers.
 
+    Numbers are floats, None where curvature or noise were not measured. `intervals` has (low, high) of each by its
+    name, at the confidence of the measurement. A strength is never below 0: there no penalty is needed. Where a sample
+    is too small for a number, it is NaN and `decided` is False.
+
     - `matched_learning_rate`: the ε' of equal implicit regularization at B' with no explicit term, to first order;
     - `strength`: the λ that makes up the difference at `new_learning_rate`, on micro-batches of `micro_batch_size`;
       where curvature was measured with `finite_rate_factor`, and held to a share of `largest_stable_strength`;
@@ -52,18 +56,19 @@ class Advice:
     new_learning_rate: float
     new_batch_size: int
     micro_batch_size: int
-    matched_learning_rate: Estimate | None
-    strength: Estimate | None
+    matched_learning_rate: float
+    strength: float
+    first_order_strength: float
     noise_dominated_strength: float
-    linear_scaling_stops: Estimate | None
-    stability: Estimate | None
+    linear_scaling_stops: float | None
+    stability: float | None
+    intervals: dict[str, tuple[float, float]]
     decided: bool
     lines: tuple[Line, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
     momentum: Momentum = field(default_factory=Momentum)
     weight_decay: float | None = 0.0
     every: int = 1
-    first_order_strength: Estimate | None = None
     finite_rate_factor: float | None = None
     largest_stable_strength: float | None = None
     alternatives: tuple[Alternative, ...] = field(repr=False, default=())
@@ -78,7 +83,6 @@ class Advice:
         Other micro-batches or another `every` are refused: λ and its edge depend on both, so `match` has to know them.
         """
         self._require_decision()
-        assert self.strength is not None
         advised = {"micro_batch_size": self.micro_batch_size, "every": self.every}
         for name, value in advised.items():
             if options.get(name, value) != value:
@@ -89,7 +93,7 @@ class Advice:
         options = {**advised, "largest_ratio": LARGEST_RATIO, **options}
         if options["every"] == 1:
             del options["every"]  # `probability` may be among the options
-        return GradientPenalty(model, max(0.0, self.strength.value), **options)
+        return GradientPenalty(model, self.strength, **options)
 
     def optimizer(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **options: Any) -> torch.optim.SGD:
         """torch.optim.SGD with the advised rate, and momentum and weight decay of the optimizer that was given.

@@ -107,34 +107,44 @@ def match(
         for some, size in ((learning_rate, batch_size), (1.0, new_batch_size), (rate, new_batch_size))
     )
     penalty = Term(RegularizerFactors(1.0, 1.0), micro)
-    matched = _ratio(seen, [old], unit)
+    matched = _ratio(seen, [old], unit).between(0.0, math.inf)
     first = _ratio(seen, [old, new.minus()], penalty)
-    strength, factors, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
+    asked, factors, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
+    strength = asked.between(0.0, math.inf)  # below 0 the move regularizes more than it has to; no λ takes that back
     kind = "" if factors is None else CALIBRATED if not notes else HELD
     by_noise = micro * (old.factors.noise / batch_size - new.factors.noise / new_batch_size)
     moved = (learning_rate, batch_size, rate, new_batch_size, micro, every)
     stops = None if seen.noise_scale is None else seen.noise_scale.scaled(new.factors.noise / new.factors.full)
     lines = [
         rate_line(beta, new_batch_size, matched),
-        *strength_lines(strength, first, factors, edge, moved, beta, kind, by_noise),
+        *strength_lines(strength, first.between(0.0, math.inf), factors, edge, moved, beta, kind, by_noise),
         *condition_lines(seen, beta, rate, stops),
     ]
-    if factors is not None and rate != learning_rate:
+    if factors is not None and rate != learning_rate and not math.isnan(matched.value):
         notes.append(changed_rate_note(matched))
     if own.strength:
         notes.append(f"the optimizer's own penalty of strength {own.strength:g} is no part of what is matched.")
     notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
-    if strength.high < 0:
-        notes.append("λ is negative: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the batch.")
+    if asked.high < 0:
+        notes.append(
+            f"λ would be {asked.value:.3g}: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the "
+            "batch."
+        )
     decided = _decided(matched, first, old.factors.noise)
     if not decided:
         notes.insert(0, undecided_note(seen, matched, first, learning_rate))
+    shown: dict[str, Estimate | None] = {
+        "matched_learning_rate": matched, "strength": strength, "first_order_strength": first.between(0.0, math.inf),
+        "linear_scaling_stops": stops,
+        "stability": None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate),
+    }  # fmt: skip
+    intervals = {name: (found.low, found.high) for name, found in shown.items() if found is not None}
+    values: dict[str, Any] = {name: None if found is None else found.value for name, found in shown.items()}
     return Advice(
         advice_sentence(seen, decided, matched, strength, moved, beta, kind),
-        learning_rate, batch_size, rate, new_batch_size, micro, matched, strength, by_noise, stops,
-        None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate), decided, tuple(lines),
-        tuple(notes), momentum=beta, weight_decay=own.weight_decay, every=every, first_order_strength=first,
-        finite_rate_factor=None if factors is None else factors[0],
+        learning_rate, batch_size, rate, new_batch_size, micro, **values, noise_dominated_strength=by_noise,
+        intervals=intervals, decided=decided, lines=tuple(lines), notes=tuple(notes), momentum=beta,
+        weight_decay=own.weight_decay, every=every, finite_rate_factor=None if factors is None else factors[0],
         largest_stable_strength=edge,
         alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta), every),
     )  # fmt: skip
@@ -162,12 +172,14 @@ def _strength(
     if edge is None:
         return raised, factors, None, []
     most = SHARE_OF_EDGE * edge
-    if raised.value <= most:
-        return raised, factors, edge, []
-    held = Estimate(*[min(number, most) for number in (raised.value, raised.low, raised.high)])
-    cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; matching asks for "
-    notes = [f"{cut}{raised.value:.3g}, so a part of the regularization is not made up."]
-    return held, factors, edge, notes
+    held = raised.between(-math.inf, most)
+    if not raised.value > most:
+        return held, factors, edge, []
+    asked = f"matching asks for {raised.value:.3g}"
+    if edge == 0:
+        return held, factors, edge, [f"{asked}, but no λ is stable: the step is unstable without a penalty; lower ε'."]
+    cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; "
+    return held, factors, edge, [f"{cut}{asked}, so a part of the regularization is not made up."]
 
 
 def _raised_strength(
@@ -209,7 +221,7 @@ def _alternatives(
         strength, _ = _raised_strength(seen, old, new, penalty, rates, first)
         edges = {k: _edge(seen, rates[1], rates[2], (size, new.batch_size), k) for k in {*EVERY, every}}
         most = {k: math.inf if edge is None else SHARE_OF_EDGE * edge for k, edge in edges.items()}
-        found.append(Alternative(size, strength.value, most))
+        found.append(Alternative(size, strength.between(0.0, math.inf).value, most))
     return tuple(found)
 
 
@@ -227,8 +239,7 @@ def _ratio(seen: Measurement, terms: list[Term], below: Term) -> Estimate:
         return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.nan)
 
     assert seen.moments is not None
-    found = estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
-    return Estimate(found.value, -math.inf, math.inf) if math.isnan(found.low + found.high) else found
+    return estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
 
 
 def _matching_batch_size(

@@ -192,11 +192,11 @@ def _start(advice: Advice | None, start: float | None) -> float:
     if start is not None:
         return finite_number("start", start, positive=True)
     assert advice is not None
-    if advice.strength is None or not advice.strength.value > 0:
+    if not advice.strength > 0:
         raise InputError(
-            "the advice is that no penalty is needed; expected a positive strength. Give start to search all the same."
+            "the advised strength is not above 0; expected a positive one. Give start to search all the same."
         )
-    return advice.strength.value
+    return advice.strength
 
 
 def _strengths(

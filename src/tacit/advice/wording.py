@@ -40,6 +40,8 @@ def advice_sentence(
         f"{verb} ε' = {new_rate:.4g} and add a penalty of λ = {strength.value:.4g}{kind} on micro-batches of "
         f"{micro}{steps}"
         if strength.value > 0
+        else f"at ε' = {new_rate:.4g} no penalty is stable, nor is the step without one"
+        if kind == HELD
         else f"at ε' = {new_rate:.4g} no penalty is needed"
     )
     # In the recorded experiment rates beyond the edge trained on one task and failed on the other.
@@ -101,6 +103,8 @@ def strength_lines(
     to_first_order = f" = (ε C_reg(B) − ε' C_reg(B'))/C_reg(b); if noise rules, {noise} = {by_noise:.4g}   (Eq. 22)"
     part = "a part of the difference" if kind == HELD else "the difference"
     words = f"makes up {part} at ε' = {rate:g}, micro-batches of {micro}"
+    if strength.value == 0:
+        words = f"no penalty is {'stable' if kind == HELD else 'needed'} at ε' = {rate:g}"
     if factors is None:
         return [Line("strength", "λ", strength, words, f"λ{to_first_order}")]
     now, then = factors
@@ -127,7 +131,8 @@ def strength_lines(
         one = f"ε'(h + (λ/2)(1+s²)h²) = {limit:.3g}, h = λ_max{scatter}"
         met = one if every == 1 else f"{every} steps together contract at all curvatures up to λ_max"
         lines.append(Line("largest_stable_strength", "λ*", Estimate(edge, edge, edge),
-                          f"{meets} must stay below; advised: at most three quarters",
+                          f"{meets} must stay below; advised: at most three quarters" if edge > 0 else
+                          "the step is unstable without a penalty",
                           f"{met}, s the spread of h over micro-batches"))  # fmt: skip
     return lines
 
