@@ -86,7 +86,7 @@ from large_batch_fleet import (
     train,
     training,
 )
-from large_batch_tasks import TASKS, Task, load_task
+from large_batch_tasks import TASKS, Task, load_task, number_of
 from torch.nn.functional import cross_entropy
 
 import tacit
@@ -178,7 +178,7 @@ class Bench:
         start, largest = ADAM_START, None
         if self.optimizer != "adamw":
             given = self.advice()["advice"]
-            start, largest = given["strength"]["value"], given["largest_stable_strength"]
+            start, largest = number_of(given, "strength"), given["largest_stable_strength"]
 
         def scores(strength: float) -> Iterator[float]:
             run = Run(TUNING_SEED, self.rate, strength)
@@ -219,7 +219,7 @@ class Bench:
         if adam and (arm in ("matched", "advised", "micro-4x") or arm.startswith(("whole-", "held-", "limited"))):
             return None
         if arm == "matched":
-            return {**made, "learning_rate": self.advice()["advice"]["matched_learning_rate"]["value"]}
+            return {**made, "learning_rate": number_of(self.advice()["advice"], "matched_learning_rate")}
         if arm in ("sam", "sam-4"):
             chosen = self.sam()
             every = 4 if arm == "sam-4" else 1
@@ -227,7 +227,7 @@ class Bench:
         if arm == "searched":
             return {**made, "strength": self.search()["strength"]}
         if arm in ("limited", "limited-2"):
-            strength = max(0.0, self.advice(limited=True)["advice"]["strength"]["value"])
+            strength = number_of(self.advice(limited=True)["advice"], "strength")
             return {**made, "strength": strength, "largest_ratio": LARGEST_RATIO}
         if arm.startswith("held-"):
             every, option = int(arm.removeprefix("held-")), self.advice()["advice"]["alternatives"][0]

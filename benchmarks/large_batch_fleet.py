@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import tacit
 from tacit._random import generator
 from tacit.batching import epoch_batches
-from tacit.penalty.ratio_limit import RatioLimit
+from tacit.penalty.strength import RatioLimit
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers
 from tacit.studies.train.models import mlp
@@ -90,7 +90,7 @@ def training(task: Task, arrays: Arrays, fleet: Fleet) -> Iterator[tuple[int, La
 def held(strengths: Tensor, limits: Sequence[RatioLimit | None]) -> Tensor:
     """Each run's strength of this step, by the package's own rule."""
     wanted = strengths.flatten().tolist()
-    now = [given if limit is None else limit.held(given) for given, limit in zip(wanted, limits, strict=True)]
+    now = [given if limit is None else float(limit.limited(given)) for given, limit in zip(wanted, limits, strict=True)]
     return torch.tensor(now).view(-1, 1, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,12 @@ def load_task(task: Task) -> Arrays:
         train, test = ((part - rows[0].mean()) / rows[0].std() for part in rows)
         return _split(task, train[:most], found.train_targets[:most], test, found.test_targets)
     return _digits(task)
+
+
+def number_of(advice: dict[str, Any], name: str) -> float:
+    """A number of a stored advice; in the rows of the first advices it stands together with its interval."""
+    found = advice[name]
+    return float(found["value"] if isinstance(found, dict) else found)
 
 
 def _digits(task: Task) -> Arrays:

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from large_batch_fleet import Fleet, Minibatches, Run, accuracies, gradient, held, make_optimizer, see
-from large_batch_tasks import TASKS, load_task
+from large_batch_tasks import TASKS, load_task, number_of
 
 from tacit._files import write_atomically
 from tacit._provenance import provenance
 from tacit.edges import largest_stable_curvature
-from tacit.penalty.ratio_limit import RatioLimit
+from tacit.penalty.strength import RatioLimit
 from tacit.studies.train import batched_mlp
 
 FOLDER = Path(__file__).parent / "results"
@@ -53,7 +53,7 @@ def main() -> None:
     rows = [json.loads(line) for line in (FOLDER / "large_batch.jsonl").read_text().splitlines()]
     wanted = {"kind": "advice", "task": "fashion", "optimizer": "sgd"}
     advice = next(row for row in rows if all(row.get(key) == value for key, value in wanted.items()))["advice"]
-    strength = advice["strength"]["value"]
+    strength = number_of(advice, "strength")
     runs = tuple(Run(seed, rate, strength, largest_ratio=ratio) for ratio in RATIOS for seed in SEEDS)
     fleet = Fleet(runs, task.new_batch_size, task.batch_size, task.updates)
     layers, batches = batched_mlp.initialise(task.sizes, [run.seed for run in runs]), Minibatches(task, arrays, fleet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,16 @@ def measure(*, rounds: int) -> dict[str, Any]:
             "fleet, exact penalty": _fleet(steps.STRENGTH),
         }
         timings = steps.time_interleaved(turns, rounds=rounds)
-    plain = timings["loop, plain"].median / MINIBATCHES
+    plain = median(timings["loop, plain"]) / MINIBATCHES
     rows = []
     for name, seen in timings.items():
-        seconds = seen.median / MINIBATCHES / (RUNS if name.startswith("fleet") else 1)
+        seconds = median(seen) / MINIBATCHES / (RUNS if name.startswith("fleet") else 1)
         rows.append(
             {
                 "step": name,
                 "run_updates_per_second": 1 / seconds,
                 "times_plain": seconds / plain,
-                "rounds": seen.rounds,
+                "rounds": len(seen),
             }
         )
     facts = DATASETS["mnist1d"]

@@ -29,8 +29,11 @@ def peak_bytes(workload: Workload, step: Step) -> int:
     It repeats to the byte, which resident memory does not: on the 4096-wide MLP both agree to 1 %, on a small
     convolutional network the heap keeps freed pages and resident memory is off by a factor of three either way.
     Scratch memory inside oneDNN is not seen. The step must have run before: a first one may build what later ones keep.
+    On CUDA it is the largest number that the caching allocator counts, above what it counted before the step.
     """
     workload.model.zero_grad()
+    if workload.inputs.device.type == "cuda":
+        return state_bytes(workload) + _allocated_on_cuda(step, workload.inputs.device)
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
@@ -40,6 +43,14 @@ def peak_bytes(workload: Workload, step: Step) -> int:
             alive += event.nbytes()
             peak = max(peak, alive)
     return state_bytes(workload) + peak
+
+
+def _allocated_on_cuda(step: Step, device: torch.device) -> int:
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 @contextmanager

@@ -33,6 +33,11 @@ class Workload:
     momentum: float = 0.0
     attention: bool = False
 
+    def to(self, device: torch.device) -> Workload:
+        """The same on that device; the model is moved, not copied."""
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return replace(self, model=self.model.to(device), inputs=inputs, targets=targets)
+
     def loss(self) -> Tensor:
         return self.loss_on(self.inputs, self.targets)
 
@@ -139,6 +144,10 @@ def _mlp_workload(width: int, batch_size: int, *, inputs: int = 784, hidden: int
     )
 
 
+def _narrow_mlp(batch_size: int) -> Workload:
+    return _mlp_workload(64, batch_size, inputs=40)
+
+
 def _wide_resnet_workload(batch_size: int, memory_format: torch.memory_format) -> Workload:
     draws = generator(SEED, "probe")
     model = wide_resnet(10, 1, generator=generator(SEED, "init"))
@@ -191,7 +200,7 @@ BENCH_MODELS: dict[str, BenchModel] = {
             "the paper's MLP 784-4096³-10, B=16",
             16,
             lambda: _mlp_workload(4096, 16),
-            rounds=7,
+            rounds=9,
             quick=True,
         ),
         BenchModel(
@@ -199,13 +208,21 @@ BENCH_MODELS: dict[str, BenchModel] = {
             "the paper's MLP 784-4096³-10, B=16, momentum 0.9",
             16,
             lambda: replace(_mlp_workload(4096, 16), momentum=0.9),
-            rounds=7,
+            rounds=9,
         ),
-        BenchModel("mlp-4096-b64", "the paper's MLP 784-4096³-10, B=64", 64, lambda: _mlp_workload(4096, 64), rounds=7),
+        BenchModel("mlp-4096-b64", "the paper's MLP 784-4096³-10, B=64", 64, lambda: _mlp_workload(4096, 64), rounds=9),
         BenchModel(
             "mlp-1024-b16", "MLP 784-1024³-10, B=16", 16, lambda: _mlp_workload(1024, 16), rounds=45, quick=True
         ),
         BenchModel("mlp-256-b16", "MLP 784-256³-10, B=16", 16, lambda: _mlp_workload(256, 16), rounds=45),
+        BenchModel("mlp-64-b256", "MLP 40-64³-10, B=256", 256, lambda: _narrow_mlp(256), rounds=201, quick=True),
+        BenchModel(
+            "mlp-64-b256-micro16",
+            "MLP 40-64³-10, B=256 in micro-batches of 16",
+            256,
+            lambda: _in_micro_batches(_narrow_mlp(256), 16),
+            rounds=101,
+        ),
         BenchModel(
             "mlp-512-b512-micro16",
             "MLP 784-512²-10, B=512 in micro-batches of 16",

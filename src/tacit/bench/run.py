@@ -9,7 +9,9 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -22,22 +24,38 @@ from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import SEED, BenchModel, Workload
-from tacit.bench.steps import LEARNING_RATE, STRENGTH, Step, steps_for, time_interleaved
+from tacit.bench.paired import median_with_interval
+from tacit.bench.steps import (
+    LEARNING_RATE,
+    NAIVE,
+    STRENGTH,
+    TWO_PASSES,
+    Step,
+    make_penalty,
+    steps_for,
+    time_interleaved,
+)
 
 SCHEMA = "tacit-bench/1"
 QUICK_ROUNDS = 3  # of every model; a full run takes as many as the model says
 FLEET_ROUNDS = 50
+CPU = torch.device("cpu")
 
 
 def run(
-    models: list[BenchModel], *, quick: bool, with_fleets: bool = False, say: Callable[[str], None] = lambda line: None
+    models: list[BenchModel],
+    *,
+    quick: bool,
+    with_fleets: bool = False,
+    device: torch.device = CPU,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Times, peak memory and errors of every step on every given model, with what is needed to repeat them."""
     started, begun = datetime.now(UTC), time.perf_counter()
     measured = []
     for model in models:
         say(f"measuring {model.title}")
-        measured.append(measure_model(model, rounds=QUICK_ROUNDS if quick else model.rounds))
+        measured.append(measure_model(model, rounds=QUICK_ROUNDS if quick else model.rounds, device=device))
     fleet_rates = None
     if with_fleets:
         say(f"measuring fleets of {fleets.RUNS} runs")
@@ -50,9 +68,13 @@ def run(
         "seconds": round(time.perf_counter() - begun, 1),
         "quick": quick,
         "settings": {"strength": STRENGTH, "learning_rate": LEARNING_RATE, "dtype": "float32", "seed": SEED},
-        "machine": machine(),
+        "machine": machine(device),
         "definitions": {
             "times_plain": "median time of a step / median time of a plain torch.optim.SGD step, in turns",
+            "times_naive": f"median over rounds of a step's time / that of {NAIVE} in the same round; order "
+            "statistics that enclose it with at least 95 %",
+            "microseconds_above_naive": "the same of their difference",
+            "times_two_passes": f"as times_naive, with {TWO_PASSES}: a finite difference written by hand",
             "peak_times_plain": "peak bytes alive in torch's allocator, state included / the same of plain",
             "relative_error": "‖G − G₆₄‖ / ‖(λ/2)∇²Ĉ∇Ĉ‖: applied float32 gradient against double backward in float64",
         },
@@ -61,12 +83,12 @@ def run(
     }
 
 
-def measure_model(model: BenchModel, *, rounds: int) -> dict[str, Any]:
+def measure_model(model: BenchModel, *, rounds: int, device: torch.device = CPU) -> dict[str, Any]:
     """The rows of one model. A step that refuses the model becomes a row with the reason."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # approximate methods warn about their error, which is a column of the table
-        costs = _costs(model.make(), rounds=rounds)
-        workload = model.make()  # the oracle and every step see the parameters as they were drawn
+        costs = _costs(model.make().to(device), rounds=rounds)
+        workload = model.make().to(device)  # the oracle and every step see the parameters as they were drawn
         reference = oracle(workload)
         for row in costs:
             if row["status"] == "measured":
@@ -95,7 +117,9 @@ def _costs(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
             steps[name] = step
         except InputError as error:
             refused[name] = str(error)
-    timings = time_interleaved(steps, rounds=rounds)
+    device = workload.inputs.device
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    timings = time_interleaved(steps, rounds=rounds, synchronise=wait)
     peaks = {name: peak_bytes(workload, step) for name, step in steps.items()}
     rows: list[dict[str, Any]] = []
     for name, kind in kinds.items():
@@ -103,15 +127,18 @@ def _costs(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
         if name in refused:
             rows.append({**row, "status": "refused", "reason": refused[name]})
             continue
+        if name == "auto":
+            row["method"] = make_penalty(workload, name).method
         seen = timings[name]
         rows.append(
             {
                 **row,
                 "status": "measured",
-                "milliseconds": 1e3 * seen.median,
-                "milliseconds_quartiles": [1e3 * seen.low, 1e3 * seen.high],
-                "rounds": seen.rounds,
-                "times_plain": seen.median / timings["plain"].median,
+                "milliseconds": 1e3 * median(seen),
+                "milliseconds_quartiles": _quartiles([1e3 * seconds for seconds in seen]),
+                "rounds": len(seen),
+                "times_plain": median(seen) / median(timings["plain"]),
+                **(_beside_rivals(name, timings) if kind.penalised else {}),
                 "peak_bytes": peaks[name],
                 "peak_times_plain": peaks[name] / peaks["plain"],
             }
@@ -119,9 +146,31 @@ def _costs(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> dict[str, Any]:
+def _quartiles(values: list[float]) -> list[float]:
+    return quantiles(values, n=4, method="inclusive")[::2] if len(values) > 1 else 2 * values
+
+
+def _beside_rivals(name: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """The step against the hand-written ones, pair by pair."""
+    pairs = list(zip(seconds[name], seconds[NAIVE], strict=True))
+    columns = {
+        "times_naive": [ours / naive for ours, naive in pairs],
+        "microseconds_above_naive": [1e6 * (ours - naive) for ours, naive in pairs],
+    }
+    if name == "finite_difference":
+        rival = seconds[TWO_PASSES]
+        columns["times_two_passes"] = [ours / theirs for ours, theirs in zip(seconds[name], rival, strict=True)]
+    numbers: dict[str, Any] = {}
+    for column, values in columns.items():
+        numbers[column], numbers[f"{column}_interval"] = median_with_interval(values)
+    return numbers
+
+
+def machine(device: torch.device = CPU) -> dict[str, Any]:
     """What the numbers depend on, and nothing that names the machine."""
     return {
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
