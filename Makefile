@@ -8,10 +8,10 @@ ZOO    := .venv-zoo
 DOCS   := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce check test test-slow lint bench integrations zoo mutants package docs clean
+.PHONY: help setup reproduce check test test-slow lint bench integrations test-integrations zoo mutants package docs clean
 
 help:             ## show this list
-	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 19
 
 setup: $(STAMP)   ## make .venv with the pinned dependencies
 $(STAMP): pyproject.toml constraints.txt
@@ -66,8 +66,10 @@ zoo: $(ZOO)/.installed ## every method on the public models of docs/models.md: a
 	$(ZOO)/bin/python benchmarks/zoo/run.py --again --json benchmarks/results/zoo.json
 	$(ZOO)/bin/python docs/models_table.py
 
-integrations: $(TRAINERS)/.installed ## the penalty in Lightning, Transformers and accelerate: its tests and its matrix
-	$(TRAINERS)/bin/python -m pytest tests/integrations
+test-integrations: $(TRAINERS)/.installed ## the tests of the penalty in Lightning, Transformers and accelerate; none may be skipped
+	TACIT_NO_SKIPS=1 $(TRAINERS)/bin/python -m pytest tests/integrations
+
+integrations: test-integrations ## the same tests, then the matrix of every trainer and every case
 	$(TRAINERS)/bin/python tests/integrations/record.py
 	$(TRAINERS)/bin/python docs/integrations_page.py
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import socket
 import sys
 import tempfile
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,7 +23,8 @@ from integration_trainers import TRAINERS
 
 @dataclass(frozen=True)
 class Cell:
-    """`status`: `exact`, `refused` (by a sentence of ours), or `wrong` (also any other error), which no cell may be."""
+    """`status`: `exact`, `refused` (by a sentence of ours), `warned` (not exact, and a warning names what to pass), or
+    `wrong` (also any other error), which no cell may be."""
 
     trainer: str
     case: str
@@ -56,10 +61,13 @@ def measure(trainer: str, case: str) -> Cell:
             status = "refused" if all(error.startswith("InputError: ") for error in errors) else "wrong"
             return Cell(trainer, case, status, message=errors[0])
         found = torch.load(Path(folder) / "weights.pt")
+        told = sorted(Path(folder).glob("told-*.json"))
+        message = json.loads(told[0].read_text()) if told else None
     aim = goal(trainer, case)
     apart = difference(found, wanted(aim))
-    status = "exact" if apart <= aim.tolerance else "wrong"
-    return Cell(trainer, case, status, apart, aim.tolerance, without_penalty(aim))
+    if apart <= aim.tolerance:
+        return Cell(trainer, case, "exact", apart, aim.tolerance, without_penalty(aim))
+    return Cell(trainer, case, "warned" if message else "wrong", apart, aim.tolerance, without_penalty(aim), message)
 
 
 def _run(trainer: str, case: str, folder: Path) -> list[str]:
@@ -92,7 +100,11 @@ def _work(trainer: str, case: str, folder: Path, rank: int, port: int) -> None:
                 LOCAL_WORLD_SIZE=str(CASES[case].world), MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="matrix",
                 GROUP_RANK="0",
             )  # fmt: skip
-        found = TRAINERS[trainer][1](CASES[case], folder)
+        _forget_accelerators()
+        with _warnings_about_the_scaler() as told:
+            found = TRAINERS[trainer][1](CASES[case], folder)
+        if told:
+            (folder / f"told-{rank}.json").write_text(json.dumps(told[0]))
         if rank == 0:
             torch.save(found, folder / "weights.pt")
     except BaseException as error:
@@ -104,6 +116,35 @@ def _work(trainer: str, case: str, folder: Path, rank: int, port: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # without the clean-up of the parent's pytest
+
+
+def _forget_accelerators() -> None:
+    """accelerate keeps what it found when the parent's first Accelerator was made: one process, without a group."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@contextmanager
+def _warnings_about_the_scaler() -> Iterator[list[str]]:
+    """Sentences of tacit that name the argument which was left out, from its logger or as warnings."""
+    told: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    keep = Keep(logging.WARNING)
+    logging.getLogger("tacit").addHandler(keep)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield told
+        told += [str(warning.message) for warning in caught]
+    finally:
+        logging.getLogger("tacit").removeHandler(keep)
+        told[:] = [sentence for sentence in told if "scaler=" in sentence]
 
 
 def _free_port() -> int:

@@ -7,7 +7,8 @@ differentiated by a second backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +41,19 @@ class Case:
     method: str = "auto"
     unequal_lengths: bool = False
     token_weights: bool = False  # accumulated batches count by their tokens; otherwise equally
+    own_loss: bool = False  # half of the model's loss, and a term of its outputs
+    loss_function: bool = False  # of one's own, which only divides by a count of tokens, where a trainer takes one
+    cosine: bool = False  # λ goes to 0 along a cosine over the optimizer steps
+    every: int = 1
+    second_strength: float | None = None  # a number, and another one from the checkpoint on
+    logged: bool = False  # compares what is logged of the penalty, not weights
+    pass_scaler: bool = True  # where the user passes it
 
     @property
     def tolerance(self) -> float:
-        """Of relative differences: rounding of float64, or of float32 weights."""
+        """Of relative differences: rounding of float64, of the float32 that trainers log in, or of float32 weights."""
+        if self.logged:
+            return 1e-6
         return 1e-12 if self.precision == "64" else 1e-5
 
 
@@ -61,6 +71,26 @@ CASES = {
         Case("evaluation", "evaluation between", evaluate=True),
         Case("gram", "method `gram`, accumulation 2, DDP", accumulation=2, world=2, method="gram"),
         Case("tokens", "unequal lengths, accumulation 2", accumulation=2, unequal_lengths=True, token_weights=True),
+        Case("own_loss", "own loss, of the outputs too", own_loss=True),
+        Case(
+            "loss_function",
+            "loss that divides by a count, accumulation 2",
+            accumulation=2,
+            unequal_lengths=True,
+            token_weights=True,
+            loss_function=True,
+        ),
+        Case("new_strength", "resumed with another strength", stop_after=3, second_strength=0.4),
+        Case("schedule", "cosine of λ, `every=2`, accumulation 4", accumulation=4, cosine=True, every=2),
+        Case(
+            "logged",
+            "logged numbers, `every=2`, accumulation 4",
+            accumulation=4,
+            every=2,
+            method="double_backward",
+            logged=True,
+        ),
+        Case("no_scaler", "float16, GradScaler, no `scaler=`", precision="fp16", pass_scaler=False),
         Case(
             "together",
             "all in float64 at once",
@@ -76,9 +106,33 @@ CASES = {
 }
 
 
-def strength(step: int) -> float:
-    """λ of each batch: it falls, so that a trainer which loses or repeats a step is seen."""
+def falling(step: int) -> float:
+    """λ of each optimizer step: it falls, so that a trainer which loses or repeats one is seen."""
     return 0.2 / (1 + step)
+
+
+def cosine(step: int) -> float:
+    return 0.1 * (1 + math.cos(math.pi * step / STEPS))
+
+
+def strength_for(case: Case, first: int = 0) -> float | Callable[[int], float]:
+    """The `strength=` of a start of the program that goes on at this optimizer step."""
+    if case.second_strength is not None:
+        return case.second_strength if first else 0.1
+    return cosine if case.cosine else falling
+
+
+def applied(case: Case, step: int) -> float:
+    """λ of an optimizer step: `every=k` puts k times the strength on every k-th step."""
+    first = step if case.stop_after is not None and step >= case.stop_after else 0
+    given = strength_for(case, first)
+    strength = given(step) if callable(given) else given
+    return 0.0 if step % case.every else case.every * strength
+
+
+def loss_of(case: Case, outputs: Any) -> Tensor:
+    loss: Tensor = outputs["loss"]
+    return 0.5 * loss + 0.02 * outputs["logits"].square().mean() if case.own_loss else loss
 
 
 def token_loss(
@@ -160,55 +214,80 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
-    """Weights after the five steps of a plain loop in one process, with `factor` times the penalty."""
+    """Weights after the five steps of a plain loop in one process, with `factor` times the penalty.
+
+    Of a case whose log is compared: the mean over batches with a penalty of what `logged_numbers` names.
+    """
     model = make_model(case, plain=case.precision == "64")
-    optimizer = optimizer_for(model)
+    optimizer, seen = optimizer_for(model), []
     for step, parts in enumerate(zip(*[groups(case, rank=rank) for rank in range(case.world)], strict=True)):
         optimizer.zero_grad()
         tokens = sum(items(batch) for part in parts for batch in part)
         for part in parts:
-            for place, batch in enumerate(part):
+            for batch in part:
                 share = items(batch) / tokens if case.token_weights else 1 / (case.accumulation * case.world)
-                _add_gradient(model, batch, case, factor * strength(step * case.accumulation + place), share)
+                seen.append(
+                    (applied(case, step), _add_gradient(model, batch, case, factor * applied(case, step), share))
+                )
         if case.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
         optimizer.step()
-    return weights(model)
+    if not case.logged:
+        return weights(model)
+    penalised = [numbers for strength, numbers in seen if strength]
+    penalty, share = (sum(each) / len(penalised) for each in zip(*penalised, strict=True))
+    return logged_numbers(penalty, share, len(penalised) / len(seen))
 
 
-def _add_gradient(model: nn.Module, batch: dict[str, Tensor], case: Case, strength: float, share: float) -> None:
+def logged_numbers(penalty: Any, gradient_share: Any, penalised_share: Any) -> dict[str, Tensor]:
+    """What is compared of a log: the penalty on the scale of the loss, and the two shares."""
+    found = {"penalty": penalty, "gradient_share": gradient_share, "penalised_share": penalised_share}
+    return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+
+def _add_gradient(
+    model: nn.Module, batch: dict[str, Tensor], case: Case, strength: float, share: float
+) -> tuple[float, float]:
+    """Return: (λ/4)‖∇Ĉ‖², and ‖(λ/2) ∇²Ĉ·∇Ĉ‖ / ‖∇Ĉ‖."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     rule = by_forward_mode if case.precision == "64" else by_second_pass
-    gradients = rule(model, trainable, batch, case, strength)
+    gradients, plain = rule(model, trainable, batch, case, strength)
     for name, tensor in trainable.items():
         part = share * gradients[name]
         tensor.grad = part if tensor.grad is None else tensor.grad + part
+    norm = float(sum(part.square().sum() for part in plain.values()))
+    extra = float(sum((gradients[name] - plain[name]).square().sum() for name in plain))
+    return strength / 4 * norm, (extra / norm) ** 0.5
+
+
+Gradients = tuple[dict[str, Tensor], dict[str, Tensor]]  # with the penalty, and without
 
 
 def by_forward_mode(
     model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
-) -> dict[str, Tensor]:
+) -> Gradients:
     def loss(values: dict[str, Tensor]) -> Tensor:
-        return functional_call(model, values, (), dict(batch)).loss
+        return loss_of(case, functional_call(model, values, (), dict(batch)))
 
     values = {name: tensor.detach() for name, tensor in trainable.items()}
     gradient = grad(loss)(values)
     _, along = jvp(grad(loss), (values,), (gradient,))
-    return {name: gradient[name] + strength / 2 * along[name] for name in values}
+    return {name: gradient[name] + strength / 2 * along[name] for name in values}, gradient
 
 
 def by_second_pass(
     model: nn.Module, trainable: dict[str, Tensor], batch: dict[str, Tensor], case: Case, strength: float
-) -> dict[str, Tensor]:
+) -> Gradients:
     half = DTYPES.get(case.precision, torch.bfloat16)
     with torch.autocast("cpu", half, enabled=case.precision in DTYPES), sdpa_kernel(SDPBackend.MATH):
-        loss = model(**batch).loss
+        loss = loss_of(case, model(**batch))
     # float16 loses small numbers: the scaler's factor keeps them, and is divided out in float32
     scale = INITIAL_SCALE if case.precision == "fp16" else 1.0
     found = torch.autograd.grad(scale * loss, list(trainable.values()), create_graph=True)
     norm = sum((part / scale).square().sum() for part in found)
     finished = torch.autograd.grad(scale * (loss + strength / 4 * norm), list(trainable.values()))
-    return {name: part / scale for name, part in zip(trainable, finished, strict=True)}
+    plain = {name: (part / scale).detach() for name, part in zip(trainable, found, strict=True)}
+    return {name: part / scale for name, part in zip(trainable, finished, strict=True)}, plain
 
 
 def difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:

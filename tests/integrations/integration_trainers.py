@@ -19,12 +19,15 @@ from integration_reference import (
     examples,
     groups,
     items,
+    logged_numbers,
+    loss_of,
     make_model,
     optimizer_for,
-    strength,
+    strength_for,
     weights,
 )
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
@@ -58,6 +61,29 @@ def checkpointed(model: Any, case: Case) -> Any:
     return model
 
 
+def options(case: Case) -> dict[str, Any]:
+    return {"method": case.method, "every": case.every}
+
+
+class Log:
+    """What a user who reads `penalty.last` after each call adds up."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[float, float]] = []
+        self.calls = 0
+
+    def add(self, penalty: tacit.GradientPenalty) -> None:
+        self.calls += 1
+        last = penalty.last
+        if last.strength and last.penalty_gradient_norm is not None:
+            share = last.penalty_gradient_norm / last.gradient_squared_norm.sqrt()
+            self.rows.append((float(last.penalty), float(share)))
+
+    def numbers(self) -> Weights:
+        penalty, share = (sum(each) / len(self.rows) for each in zip(*self.rows, strict=True))
+        return logged_numbers(penalty, share, len(self.rows) / self.calls)
+
+
 def evaluate(model: nn.Module, penalty: tacit.GradientPenalty, case: Case) -> None:
     model.eval()
     with torch.no_grad():
@@ -69,11 +95,12 @@ def evaluate(model: nn.Module, penalty: tacit.GradientPenalty, case: Case) -> No
 def plain(case: Case, folder: Path) -> Weights:
     if case.world > 1:
         torch.distributed.init_process_group("gloo")
+    log = Log()
     for first, end in stretches(case):
         model = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         wrapped = DistributedDataParallel(model) if case.world > 1 else model
         optimizer, scaler = optimizer_for(model), scaler_for(case)
-        penalty = tacit.GradientPenalty(wrapped, strength, method=case.method)
+        penalty = tacit.GradientPenalty(wrapped, strength_for(case, first), **options(case))
         if first:
             stored = torch.load(folder / "state.pt")
             for part, state in zip((model, optimizer, penalty), stored, strict=True):
@@ -87,12 +114,14 @@ def plain(case: Case, folder: Path) -> Weights:
 
                 def closure(batch: Any = batch) -> Tensor:
                     with torch.autocast("cpu", DTYPES[case.precision]) if case.precision in DTYPES else nullcontext():
-                        return wrapped(**batch).loss  # noqa: B023
+                        return loss_of(case, wrapped(**batch))  # noqa: B023
 
                 share = items(batch) / tokens if case.token_weights else 1 / len(parts)
                 last = place == len(parts) - 1
                 with nullcontext() if last or case.world == 1 else wrapped.no_sync():
-                    loss = share * penalty.loss(closure, scaler=scaler)
+                    passed = {"scaler": scaler} if case.pass_scaler else {}
+                    loss = share * penalty.loss(closure, step=step, **passed)
+                    log.add(penalty)
                     (loss if scaler is None else scaler.scale(loss)).backward()
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -109,7 +138,7 @@ def plain(case: Case, folder: Path) -> Weights:
             torch.save([part.state_dict() for part in (model, optimizer, penalty)], folder / "state.pt")
         if case.world > 1:
             torch.distributed.barrier()
-    return weights(model)
+    return log.numbers() if case.logged else weights(model)
 
 
 def lightning_automatic(case: Case, folder: Path) -> Weights:
@@ -125,22 +154,28 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
     from lightning.pytorch.plugins import MixedPrecision
     from torch.utils.data import DataLoader
 
+    log = Log()
+
     class Module(pl.LightningModule):
-        def __init__(self, model: nn.Module) -> None:
+        def __init__(self, model: nn.Module, first: int) -> None:
             super().__init__()
             self.model = model
             self.automatic_optimization = not manual
-            self.penalty = tacit.GradientPenalty(model, strength, method=case.method) if manual else None
+            given = strength_for(case, first)
+            self.penalty = tacit.GradientPenalty(model, given, **options(case)) if manual else None
 
         def training_step(self, batch: Any, index: int) -> Any:
             if not manual:
-                loss = self.model(**batch).loss
+                loss = loss_of(case, self.model(**batch))
                 self.log("loss", loss)
                 return {"loss": loss, "seen": index} if index % 2 else loss
             parts = next(group for k, group in enumerate(groups(case, rank=rank())) if k == index // case.accumulation)
             share = items(batch) / sum(map(items, parts)) if case.token_weights else 1 / case.accumulation
             scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-            loss = self.penalty.loss(lambda: self.model(**batch).loss, scaler=scaler)
+            passed = {"scaler": scaler} if case.pass_scaler else {}
+            step = self.trainer.global_step
+            loss = self.penalty.loss(lambda: loss_of(case, self.model(**batch)), step=step, **passed)
+            log.add(self.penalty)
             last = (index + 1) % case.accumulation == 0
             with nullcontext() if last or case.world == 1 else self.trainer.strategy.block_backward_sync():
                 self.manual_backward(share * loss)
@@ -167,7 +202,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
                 self.penalty.load_state_dict(checkpoint["penalty"])
 
     for first, end in stretches(case):
-        module = Module(checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case))
+        module = Module(checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case), first)
         precision: dict[str, Any] = {"precision": {"bf16": "bf16-mixed"}.get(case.precision)}
         if case.precision == "fp16":
             precision = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler_for(case))]}
@@ -176,7 +211,8 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             accelerator="cpu", devices=case.world, strategy="ddp" if case.world > 1 else "auto", max_steps=end,
             default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, use_distributed_sampler=False,
-            callbacks=[] if manual else [tacit.lightning.Penalty(strength, method=case.method)],
+            callbacks=[] if manual else [tacit.lightning.Penalty(strength_for(case, first), **options(case))],
+            log_every_n_steps=STEPS,
             val_check_interval=case.accumulation if case.evaluate else None,  # validation clears gradients
             limit_val_batches=2 if case.evaluate else 0,
             num_sanity_val_steps=2 if case.evaluate else 0, **accumulating, **precision,
@@ -189,6 +225,11 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
         trainer.fit(module, loader, validation if case.evaluate else None, ckpt_path=stored if first else None)
         if end < STEPS:
             trainer.save_checkpoint(stored)
+    if case.logged and manual:
+        return log.numbers()
+    if case.logged:
+        seen = trainer.callback_metrics
+        return logged_numbers(*(seen[f"tacit/{name}"] for name in ("penalty", "gradient_share", "penalised_share")))
     return weights(module.model)
 
 
@@ -202,10 +243,11 @@ def fabric(case: Case, folder: Path) -> Weights:
     strategy = "ddp" if case.world > 1 else "auto"
     runner = Fabric(accelerator="cpu", devices=case.world, strategy=strategy, **kwargs)
     runner.launch()
+    log = Log()
     for first, end in stretches(case):
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         model, optimizer = runner.setup(bare, optimizer_for(bare))
-        penalty = tacit.lightning.FabricPenalty(model, strength, method=case.method)
+        penalty = tacit.lightning.FabricPenalty(model, strength_for(case, first), **options(case))
         state = {"model": model, "optimizer": optimizer, "penalty": penalty}
         if first:
             runner.load(folder / "state.ckpt", state)
@@ -217,7 +259,8 @@ def fabric(case: Case, folder: Path) -> Weights:
             for place, batch in enumerate(parts):
                 share = items(batch) / tokens if case.token_weights else 1 / len(parts)
                 with runner.no_backward_sync(model, enabled=place < len(parts) - 1):
-                    loss = penalty.loss(lambda batch=batch: model(**batch).loss)  # noqa: B023
+                    loss = penalty.loss(lambda batch=batch: loss_of(case, model(**batch)), step=step)  # noqa: B023
+                    log.add(penalty)
                     runner.backward(share * loss)
             if case.clip is not None:
                 runner.clip_gradients(model, optimizer, max_norm=case.clip)
@@ -227,7 +270,7 @@ def fabric(case: Case, folder: Path) -> Weights:
         if end < STEPS:
             runner.save(folder / "state.ckpt", state)
             runner.barrier()
-    return weights(bare)
+    return log.numbers() if case.logged else weights(bare)
 
 
 def accelerate(case: Case, folder: Path) -> Weights:
@@ -238,11 +281,12 @@ def accelerate(case: Case, folder: Path) -> Weights:
         cpu=True, mixed_precision=precision, gradient_accumulation_steps=case.accumulation,
     )  # fmt: skip
     use_scaler(accelerator, case)
+    log = Log()
     for first, end in stretches(case):
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         accelerator.free_memory()
         model, optimizer = accelerator.prepare(bare, optimizer_for(bare))
-        penalty = tacit.GradientPenalty(model, strength, method=case.method)
+        penalty = tacit.GradientPenalty(model, strength_for(case, first), **options(case))
         accelerator._custom_objects.clear()
         accelerator.register_for_checkpointing(penalty)
         if first:
@@ -253,7 +297,9 @@ def accelerate(case: Case, folder: Path) -> Weights:
             tokens = sum(items(batch) for batch in parts)
             for batch in parts:
                 with accelerator.accumulate(model):
-                    loss = penalty.loss(lambda batch=batch: model(**batch).loss, scaler=accelerator.scaler)  # noqa: B023
+                    passed = {"scaler": accelerator.scaler} if case.pass_scaler else {}
+                    loss = penalty.loss(lambda batch=batch: loss_of(case, model(**batch)), step=step, **passed)  # noqa: B023
+                    log.add(penalty)
                     if case.token_weights:
                         loss = loss * items(batch) / tokens * case.accumulation
                     accelerator.backward(loss)
@@ -266,7 +312,7 @@ def accelerate(case: Case, folder: Path) -> Weights:
         if end < STEPS:
             accelerator.save_state(str(folder / "state"))
             accelerator.wait_for_everyone()
-    return weights(bare)
+    return log.numbers() if case.logged else weights(bare)
 
 
 def trainer(case: Case, folder: Path) -> Weights:
@@ -287,6 +333,16 @@ def trainer(case: Case, folder: Path) -> Weights:
         def _get_train_sampler(self, *arguments: Any, **named: Any) -> Any:
             return SequentialSampler(self.train_dataset)
 
+    class OwnLoss(Penalised):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **named: Any) -> Any:
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **named)
+            loss = loss_of(case, {"loss": loss, **outputs})
+            return (loss, outputs) if return_outputs else loss
+
+    def token_sum(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        logits = outputs["logits"][:, :-1].reshape(-1, outputs["logits"].shape[-1])
+        return F.cross_entropy(logits, labels[:, 1:].reshape(-1), reduction="sum") / num_items_in_batch
+
     for first, end in stretches(case):
         model = make_model(case, seed=OTHER_SEED if first else 0)
         arguments = TrainingArguments(
@@ -294,17 +350,22 @@ def trainer(case: Case, folder: Path) -> Weights:
             gradient_accumulation_steps=case.accumulation, max_grad_norm=case.clip or 0.0, seed=0,
             bf16=case.precision == "bf16", fp16=case.precision == "fp16", gradient_checkpointing=case.checkpointing,
             report_to=[], disable_tqdm=True,
-            eval_strategy="steps" if case.evaluate else "no", eval_steps=1, logging_steps=1, dataloader_num_workers=0,
+            eval_strategy="steps" if case.evaluate else "no", eval_steps=1,
+            logging_steps=STEPS if case.logged else 1, dataloader_num_workers=0,
             save_strategy="steps" if case.stop_after else "no", save_steps=case.stop_after or 1,
         )  # fmt: skip
         optimizer = optimizer_for(model)
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        run = Penalised(
+        run = (OwnLoss if case.own_loss else Penalised)(
             model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(4), optimizers=(optimizer, constant),
-            penalty={"strength": strength, "method": case.method}, callbacks=[_stop_after(end)],
+            penalty={"strength": strength_for(case, first), **options(case)}, callbacks=[_stop_after(end)],
+            compute_loss_func=token_sum if case.loss_function else None,
         )  # fmt: skip
         use_scaler(run.accelerator, case)
         run.train(resume_from_checkpoint=str(folder / f"checkpoint-{first}") if first else None)
+    if case.logged:
+        (row,) = [row for row in run.state.log_history if "tacit/penalty" in row]
+        return logged_numbers(*(row[f"tacit/{name}"] for name in ("penalty", "gradient_share", "penalised_share")))
     return weights(model)
 
 

@@ -10,20 +10,41 @@ pytest.importorskip("lightning", reason="lightning is not installed; make integr
 pytest.importorskip("transformers", reason="transformers is not installed; make integrations runs this")
 pytest.importorskip("peft", reason="peft is not installed; make integrations runs this")
 
+import integration_reference
+import torch
 from integration_cells import Cell, measure
-from integration_reference import CASES, batches, by_forward_mode, by_second_pass, difference, expected, make_model
+from integration_reference import (
+    CASES,
+    batches,
+    by_forward_mode,
+    by_second_pass,
+    difference,
+    expected,
+    groups,
+    make_model,
+)
 from integration_trainers import TRAINERS
 
 TRAPS = [
     *[(trainer, "accumulation") for trainer in TRAINERS],
     *[("trainer", "tokens"), ("lightning_automatic", "scaler"), ("lightning_manual", "ddp"), ("fabric", "bf16")],
-    *[("trainer", "resume"), ("accelerate", "together")],
+    *[("trainer", "resume"), ("accelerate", "together"), ("accelerate", "new_strength"), ("fabric", "new_strength")],
+    *[("trainer", case) for case in ("own_loss", "loss_function", "new_strength", "schedule", "logged")],
+    *[("lightning_automatic", case) for case in ("new_strength", "schedule", "logged")],
 ]
 
 
 @pytest.mark.parametrize("trainer,case", TRAPS, ids=lambda value: value)
 def test_the_trainer_ends_where_the_plain_loop_ends(trainer: str, case: str) -> None:
     cell = measure(trainer, case)
+    assert cell.status == "exact", cell
+
+
+def test_a_cell_does_not_depend_on_what_ran_before_in_this_process() -> None:
+    from accelerate import Accelerator
+
+    Accelerator(cpu=True)
+    cell = measure("accelerate", "ddp")
     assert cell.status == "exact", cell
 
 
@@ -38,8 +59,10 @@ def test_the_two_algebras_of_the_reference_agree() -> None:
     case = CASES["lora"]
     model, (batch, *_) = make_model(case, plain=True), batches(case)
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    forward, second = (rule(model, trainable, batch, case, 0.7) for rule in (by_forward_mode, by_second_pass))
-    assert difference(forward, second) < 1e-12
+    for own_loss in (False, True):
+        goal = replace(case, own_loss=own_loss)
+        forward, second = (rule(model, trainable, batch, goal, 0.7)[0] for rule in (by_forward_mode, by_second_pass))
+        assert difference(forward, second) < 1e-12
 
 
 def test_the_reference_sees_a_penalty_of_the_divided_loss() -> None:
@@ -51,6 +74,30 @@ def test_the_reference_sees_a_penalty_of_the_divided_loss() -> None:
 def test_the_reference_sees_equal_weights_of_unequal_lengths() -> None:
     case = CASES["tokens"]
     assert difference(expected(replace(case, token_weights=False)), expected(case)) > 1e9 * case.tolerance
+
+
+def test_the_reference_sees_a_schedule_that_counts_batches() -> None:
+    case = CASES["schedule"]
+    assert difference(expected(replace(case, every=1)), expected(case)) > 1e9 * case.tolerance
+    assert difference(expected(replace(case, cosine=False)), expected(case)) > 1e9 * case.tolerance
+
+
+def test_the_reference_sees_the_strength_of_the_first_run_after_a_resume() -> None:
+    case = CASES["new_strength"]
+    assert difference(expected(replace(case, second_strength=0.1)), expected(case)) > 1e9 * case.tolerance
+
+
+def test_the_reference_sees_a_lost_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches differ, so a step that takes one of them twice ends elsewhere."""
+    case = CASES["accumulation"]
+    whole = groups(case)
+    monkeypatch.setattr(
+        integration_reference, "groups", lambda *_, **__: iter([[*parts[:-1], parts[0]] for parts in groups(case)])
+    )
+    assert all(not torch.equal(parts[0]["input_ids"], parts[-1]["input_ids"]) for parts in whole)
+    lost = expected(case)
+    monkeypatch.undo()
+    assert difference(lost, expected(case)) > 1e9 * case.tolerance
 
 
 def test_a_cell_that_is_not_refused_by_us_is_not_called_refused(monkeypatch: pytest.MonkeyPatch) -> None:

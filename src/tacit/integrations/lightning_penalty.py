@@ -25,7 +25,7 @@ from tacit.integrations.lightning_refusals import (
 from tacit.integrations.options import check_penalty_options
 from tacit.integrations.step_means import StepMeans
 from tacit.penalty import GradientPenalty
-from tacit.penalty.gradient_penalty import Strength
+from tacit.penalty.strength import Value
 
 _lightning: Any = load("lightning.pytorch")
 
@@ -46,7 +46,7 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
     `tacit.GradientPenalty` and call `self.manual_backward(penalty.loss(closure, step=self.trainer.global_step))`.
     """
 
-    def __init__(self, strength: Strength, *, log: bool = True, progress_bar: bool = False, **options: Any) -> None:
+    def __init__(self, strength: Value, *, log: bool = True, progress_bar: bool = False, **options: Any) -> None:
         check_penalty_options(strength, options, accumulation="accumulate_grad_batches")
         # Not `self.log`: Lightning puts the module's function of that name into callbacks.
         self.strength, self.logs, self.options = strength, log, options

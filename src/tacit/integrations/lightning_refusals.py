@@ -9,7 +9,7 @@ import torch
 
 from tacit._errors import InputError
 from tacit.nstep import NStepSGD
-from tacit.penalty import FactoredSGD
+from tacit.penalty import METHODS, FactoredSGD
 
 # By name, since the packages lightning.pytorch, lightning.fabric and pytorch_lightning have classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
@@ -56,10 +56,8 @@ def refuse_optimizers(trainer: Any) -> None:
 
 def refuse_iterator(module: Any, method: str) -> None:
     """A step that takes its batches itself would take another one in each pass."""
-    if (
-        method not in ("gram", "double_backward")
-        and "dataloader_iter" in inspect.signature(module.training_step).parameters
-    ):
+    takes_batches = "dataloader_iter" in inspect.signature(module.training_step).parameters
+    if takes_batches and not METHODS[method].exact:
         raise InputError(
             f"training_step takes dataloader_iter, and method={method!r} runs it several times, each on another batch. "
             "Use method='double_backward', or training_step(self, batch, batch_idx)."

@@ -10,10 +10,10 @@ from torch import nn
 
 from tacit._errors import InputError
 from tacit.penalty import GradientPenalty
-from tacit.penalty.gradient_penalty import Strength
+from tacit.penalty.strength import Value
 
 
-def check_penalty_options(strength: Strength, options: Mapping[str, Any], *, accumulation: str) -> None:
+def check_penalty_options(strength: Value, options: Mapping[str, Any], *, accumulation: str) -> None:
     """Refuse what `GradientPenalty` would refuse, on a stand-in model; `accumulation` replaces micro-batches."""
     if options.get("micro_batch_size") is not None:
         raise InputError(
