@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -107,3 +108,61 @@ def test_a_compiled_pass_before_the_closure_is_refused_by_name(method: str) -> N
     loss = compiled_model(model)()
     with pytest.raises(InputError, match=r"torch\.compile"):
         GradientPenalty(model, 0.7, method=method).backward(lambda: loss)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("uncompiled in penalised steps" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("size", [None, 3])
+@pytest.mark.parametrize("method", ["gram", "double_backward", "FactoredSGD"])
+@pytest.mark.parametrize("compiled", WAYS, ids=lambda way: way.__name__)
+def test_it_is_said_once_that_compiled_code_runs_uncompiled(
+    compiled: Callable[[nn.Module], Callable[[], Tensor]],
+    method: str,
+    size: int | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    whole = compiled(model)
+    closure = whole if size is None else lambda x, y: whole() + 0 * x.sum()
+    batch = () if size is None else (X, Y)
+    caplog.set_level(logging.WARNING, logger="tacit")
+    if method == "FactoredSGD":
+        optimizer = FactoredSGD(model, lr=0.1, strength=0.7, micro_batch_size=size)
+        for _ in range(2):
+            optimizer.step(closure, *batch)
+    else:
+        penalty = GradientPenalty(model, 0.7, method=method, micro_batch_size=size)
+        for _ in range(2):
+            penalty.backward(closure, *batch)
+    assert said(caplog) == 1
+
+
+@pytest.mark.parametrize("case", ["another model is compiled", "finite_difference", "without a penalty"])
+def test_it_is_not_said_where_nothing_compiled_runs_uncompiled(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    closure = compiled_model(net() if case == "another model is compiled" else model)
+    caplog.set_level(logging.WARNING, logger="tacit")
+    if case == "another model is compiled":
+        closure()
+        closure = lambda: plain_loss(model)  # noqa: E731
+    method = "finite_difference" if case == "finite_difference" else "gram"
+    GradientPenalty(model, 0.0 if case == "without a penalty" else 0.7, method=method).backward(closure)
+    assert said(caplog) == 0
+
+
+def test_a_compiled_model_stays_compiled_in_finite_differences_and_is_right() -> None:
+    model, seen = net(), []
+    truth = penalised_gradient(net(), plain_loss, 0.7)
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def closure() -> Tensor:
+        outputs = compiled(X)
+        seen.append(type(outputs.grad_fn).__name__)
+        return F.cross_entropy(outputs, Y)
+
+    GradientPenalty(model, 0.7, method="finite_difference").backward(closure)
+    assert set(seen) == {"CompiledFunctionBackward"}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, truth[name], rtol=1e-6, atol=1e-8)

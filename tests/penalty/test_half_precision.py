@@ -85,9 +85,7 @@ def test_the_check_for_missed_uses_waits_for_a_step_that_it_can_judge(
     model = nn.Linear(12, 3)
     penalty = GradientPenalty(model, lambda step: float(step > 0 or first == "not finite"), method="gram")
     penalty.backward(lambda: roots(model, torch.zeros(8, 12) if first == "not finite" else torch.ones(8, 12)))
-    monkeypatch.setattr(
-        "tacit.penalty.methods.gram._inner_product", lambda views, parameters: views[0].loss * 0 + 123.0
-    )
+    monkeypatch.setattr("tacit.penalty.methods.gram.squared_norm", lambda view, parameters: view.loss * 0 + 123.0)
     for _ in range(2):  # a step that fails is checked again
         with pytest.raises(InputError, match="some use of a parameter was not seen"):
             penalty.backward(lambda: roots(model, torch.ones(8, 12)))

@@ -77,7 +77,7 @@ def test_micro_batches_onto_an_existing_gradient_are_bitwise_the_same(method: st
     both(model, step, method=method, check_every=0, micro_batch_size=2)
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "gram"])
 def test_two_views_and_skipped_steps_are_bitwise_the_same(method: str) -> None:
     model, inputs, targets = model_and_batch()
     other = inputs + 0.3 * numbers(8, 12, seed=9)

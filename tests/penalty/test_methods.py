@@ -28,9 +28,15 @@ def deviation(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
 
 
 @functools.cache
-def truth_of(case: Case, dtype: str, strength: float) -> dict[str, Tensor]:
+def truth_of(case: Case, dtype: str, strength: float, device: torch.device) -> dict[str, Tensor]:
     """The oracle's answer for the parameters as that dtype rounds them: one Hessian serves all methods."""
-    return penalised_gradient(case.make().to(DTYPES[dtype]), case.loss, strength, seed=0)
+    return penalised_gradient(case.make().to(device, DTYPES[dtype]), case.loss, strength, seed=0)
+
+
+def model_of(case: Case, dtype: str, device: torch.device) -> nn.Module:
+    if case.name == "dropout" and dtype == "float32" and device.type != "cpu":
+        pytest.skip("off the CPU a float32 mask may be another than the float64 mask of the oracle")
+    return case.make().to(device, DTYPES[dtype])
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -43,9 +49,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: str) -> None:
-    model = case.make().to(DTYPES[dtype])
-    truth = truth_of(case, dtype, 0.5)
+def test_exact_methods_agree_with_the_hessian(case: Case, method: str, dtype: str, device: torch.device) -> None:
+    model = model_of(case, dtype, device)
+    truth = truth_of(case, dtype, 0.5, device)
     penalty = GradientPenalty(model, 0.5, method=method)
     torch.manual_seed(0)
     loss = penalty.backward(lambda: case.loss(model))
@@ -60,9 +66,11 @@ APPROXIMATE = [("finite_difference", False), ("finite_difference", True)]  # nam
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method,central", APPROXIMATE)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_approximate_methods_stay_within_their_stated_error(case: Case, method: str, dtype: str, central: bool) -> None:
-    model = case.make().to(DTYPES[dtype])
-    truth = truth_of(case, dtype, 0.02)
+def test_approximate_methods_stay_within_their_stated_error(
+    case: Case, method: str, dtype: str, central: bool, device: torch.device
+) -> None:
+    model = model_of(case, dtype, device)
+    truth = truth_of(case, dtype, 0.02, device)
     penalty = GradientPenalty(model, 0.02, method=method, central=central, when_uncertain="warn")
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -76,10 +84,10 @@ def test_approximate_methods_stay_within_their_stated_error(case: Case, method: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_factored_step_equals_sgd_on_the_penalised_gradient(case: Case, dtype: str) -> None:
-    model = case.make().to(DTYPES[dtype])
+def test_the_factored_step_equals_sgd_on_the_penalised_gradient(case: Case, dtype: str, device: torch.device) -> None:
+    model = model_of(case, dtype, device)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    truth = truth_of(case, dtype, 0.5)
+    truth = truth_of(case, dtype, 0.5, device)
     optimizer = FactoredSGD(model, lr=0.25, strength=0.5, weight_decay=0.1)
     torch.manual_seed(0)
     optimizer.step(lambda: case.loss(model))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tacit
 from tacit.edges import largest_stable_strength
-from tacit.penalty.ratio_limit import FIRST, REMEMBERED
+from tacit.penalty.strength import FIRST, REMEMBERED
 
 LOST = 1e6  # a weight from where nothing comes back
 SHARPNESS = 14.0  # of micro-batches with curvatures 5 and 15 and gradients hω: (5³ + 15³)/(5² + 15²)

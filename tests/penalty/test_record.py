@@ -127,10 +127,34 @@ def test_the_plan_of_the_wide_case_has_the_gram_form() -> None:
     assert "gram" in GradientPenalty(model, STRENGTH, method="gram").plan(lambda: case.loss(model)).values()
 
 
-def test_a_wide_weight_with_two_uses_leaves_both_numbers_unknown() -> None:
-    """In the Gram form its gradient is nowhere formed, and forming it would cost a product."""
-    layer, inputs = nn.Linear(40, 40).double(), numbers(4, 40, seed=1)
+@pytest.mark.parametrize("rows", [4, 400])
+@pytest.mark.parametrize("uses", [1, 2])
+def test_the_gram_form_has_a_batch_sharpness_for_any_rows_and_uses(rows: int, uses: int) -> None:
+    """‖(λ/2) Hg‖ alone needs the weight's gradient, which few rows of one use replace."""
+    layer, inputs = spread(nn.Linear(40, 40)).double(), numbers(rows, 40, seed=1)
+
+    def loss(model: nn.Module) -> Tensor:
+        return (model(torch.tanh(model(inputs))) if uses == 2 else model(inputs)).square().square().mean()
+
+    sharpness, length = truth(layer, loss)
     penalty = GradientPenalty(layer, STRENGTH, method="gram")
-    penalty.backward(lambda: layer(torch.tanh(layer(inputs))).square().mean())
-    assert penalty.last.batch_sharpness is None
-    assert "batch_sharpness" not in penalty.last.to_row()
+    penalty.backward(lambda: loss(layer))
+    assert float(penalty.last.batch_sharpness) == pytest.approx(sharpness, rel=1e-8)
+    row = penalty.last.to_row()
+    if (rows, uses) == (4, 2):
+        assert "penalty_gradient_norm" not in row
+    else:
+        assert row["penalty_gradient_norm"] == pytest.approx(length, rel=1e-8)
+
+
+def test_factored_sgd_has_a_batch_sharpness_where_rows_are_many_and_a_weight_has_two_uses() -> None:
+    layer, inputs = spread(nn.Linear(40, 40)).double(), numbers(400, 40, seed=1)
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(torch.tanh(model(inputs))).square().square().mean()
+
+    sharpness, _ = truth(layer, loss)
+    optimizer = FactoredSGD(layer, lr=0.1, strength=STRENGTH)
+    optimizer.step(lambda: loss(layer))
+    assert float(optimizer.last.batch_sharpness) == pytest.approx(sharpness, rel=1e-8)
+    assert optimizer.last.penalty_gradient_norm is None

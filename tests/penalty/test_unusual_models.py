@@ -199,13 +199,6 @@ def test_a_closure_that_calls_backward_itself_is_told_so(method: str) -> None:
         GradientPenalty(model, 0.3, method=method).backward(closure)
 
 
-def test_backward_works_inside_no_grad() -> None:
-    model = net()
-    with torch.no_grad():
-        GradientPenalty(model, 0.3, method="gram").backward(lambda: F.cross_entropy(model(X), Y))
-    torch.testing.assert_close(flat(model), truth(model, lambda: F.cross_entropy(model(X), Y), 0.3))
-
-
 def test_a_plan_leaves_buffers_and_generators_alone() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     state, buffers = torch.get_rng_state(), [buffer.clone() for buffer in model.buffers()]

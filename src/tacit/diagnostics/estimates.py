@@ -38,8 +38,15 @@ class Estimate:
         """The estimate of factor times the quantity, for a positive factor."""
         return Estimate(factor * self.value, factor * self.low, factor * self.high)
 
+    def between(self, low: float, high: float) -> Estimate:
+        """The estimate of a quantity that has these bounds: number and ends are cut there; NaN stays."""
+        return Estimate(*[min(max(number, low), high) for number in (self.value, self.low, self.high)])
+
     def __str__(self) -> str:
-        return f"{self.value:.4g}" if self.exact else f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        if math.isnan(self.value):
+            return "no number from this sample"
+        value, low, high = (f"{each:.4g}".replace("inf", "∞") for each in (self.value, self.low, self.high))
+        return value if self.exact else f"{value} [{low}, {high}]"
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,10 @@ def leave_one_out(moments: Moments) -> tuple[Array, Array]:
 def estimate(
     moments: Moments, statistic: Statistic, *, confidence: float = 0.95, logarithmic: bool = False, floor: float = 0.0
 ) -> Estimate:
-    """A statistic with its jackknife interval, cut off at `floor`: none of the quantities here is negative."""
+    """A statistic with its jackknife interval, cut off at `floor`: none of the quantities here is negative.
+
+    Where a sample is too small for the statistic, with all its examples or without one of them, the interval is open.
+    """
     value = float(statistic(*[np.asarray(number) for number in point(moments)]))
     if moments.exact:
         return Estimate(value, value, value)
@@ -98,6 +108,8 @@ def estimate(
         half = half_width(np.log(left_out), moments, confidence)
         return Estimate(value, value * math.exp(-half), value * math.exp(half))
     half = half_width(left_out, moments, confidence)
+    if math.isnan(value) or math.isnan(half):
+        return Estimate(value, floor, math.inf)
     return Estimate(value, max(floor, value - half), max(floor, value + half))
 
 

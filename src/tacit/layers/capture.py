@@ -144,12 +144,13 @@ class Capture(TorchFunctionMode):
             return self.record(EmbeddingSite(call.weight, call.padding_idx), call.input, None)
         if isinstance(call, ProductCall) and self._is_parameter(call.parameter) and call.parameter.numel() == 1:
             scalar, tensor = call.parameter, call.input
-            if tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype and not self._is_tracked(tensor):
+            fits = tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype and not scalar.is_complex()
+            if fits and not self._is_tracked(tensor):
                 return self.record(ScalarSite(scalar, None), tensor, None)
         return None
 
     def _knows(self, weight: Any, bias: Any) -> bool:
-        if not self._is_parameter(weight):
+        if not self._is_parameter(weight) or weight.is_complex():  # the formulas of layers are those of real numbers
             return False
         return bias is None or self._is_parameter(bias) or not bias.requires_grad
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tacit.layers import few_rows
 from tacit.layers.layer_use import Site
+from tacit.layers.penalty_part import in_memory_order
 
 
 class LinearSite(Site):
@@ -75,9 +76,6 @@ class LinearSite(Site):
     ) -> tuple[Tensor | None, Tensor | None]:
         to_bias = self.bias_gradient(output_gradient) if wants_bias else None
         of_outputs, of_inputs = rows(output_gradient), rows(inputs)
-        if self.factor_watch is not None:
-            tangents = None if self.tangents is None else rows(self.tangents)
-            self.factor_watch.see(of_inputs, rows(self.recorded_gradient()), of_outputs, tangents)
         if self.tangents is not None:  # one product of stacked rows: the weight-sized result is written once
             of_outputs = torch.cat([of_outputs, rows(self.recorded_gradient())])
             of_inputs = torch.cat([of_inputs, rows(self.tangents)])
@@ -152,7 +150,7 @@ class ScalarSite(Site):
         return output_gradient * weight
 
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
-        return torch.dot(*_in_memory_order(inputs, output_gradient)).reshape(self.weight.shape)
+        return torch.dot(*in_memory_order(inputs, output_gradient)).reshape(self.weight.shape)
 
     def bias_gradient(self, output_gradient: Tensor) -> Tensor:
         raise AssertionError("a scalar factor has no bias")
@@ -194,11 +192,3 @@ class EmbeddingSite(Site):
 
 def rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _in_memory_order(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as vectors in one order of their elements; without a copy when both are channels-last."""
-    last = torch.channels_last
-    if left.dim() == 4 and left.is_contiguous(memory_format=last) and right.is_contiguous(memory_format=last):
-        left, right = left.permute(0, 2, 3, 1), right.permute(0, 2, 3, 1)
-    return left.reshape(-1), right.reshape(-1)

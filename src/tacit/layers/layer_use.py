@@ -14,8 +14,7 @@ is built, a `Site` keeps X and D instead of G. The passes over one site:
                       3. layer:           S = ∂/∂z arrives;   X receives input gradient(S; W), W receives G(X, S)
 
 Autograd makes the visits of the outer pass in this order, and leaves the second out when nothing below the layer is in
-the norm. Each visit leaves what a later one can add into a tensor of its own: V waits for visits 2 and 3, T for visit
-3, where the weight receives both its contributions in one product of stacked rows:
+the norm. T waits for visit 3, where the weight receives both its contributions in one product of stacked rows:
 
     ∇_W (Ĉ + (λ/4)‖∇Ĉ‖²) = [S; D]ᵀ [X; T]
 
@@ -35,15 +34,15 @@ import torch
 from torch import Tensor
 
 from tacit.layers.modes import without_modes
-from tacit.layers.penalty_part import FactorWatch, RowWatch
+from tacit.layers.penalty_part import RowWatch
 
 
 class Site(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
 
     The inner pass sets `inputs` (X) and `output_gradient` (D). The outer pass visits a site up to three times (see
-    above). `pulled` (V) and `tangents` (T) wait for a later visit only while that visit is known to come; otherwise
-    the visit that has them returns their contribution itself. So no order of visits loses a term.
+    above). `tangents` (T) wait for the layer's visit; where that has been, the visit that has them returns their
+    contribution itself. So no order of visits loses a term.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -52,28 +51,19 @@ class Site(ABC):
         self.inner = True
         self.ordinary: Callable[[], bool] = lambda: False  # whether to differentiate now as any layer does
         self.weight_by_autograd = self.bias_by_autograd = False
-        self.direct = False  # whether its squared norm has the direct form, which needs V
         self.keep_factors = self.keep_for_another_pass = False
         self.inputs: Tensor | None = None
         self.output_gradient: Tensor | None = None
-        self.input_gradient_node: Any = None  # of the inner pass, until it is known whether the penalty reaches it
         self.factors: tuple[Tensor, Tensor] | None = None
         self.weight_gradient_of_norm: Tensor | None = None  # G over all uses, where the direct form has formed it
-        self.factor_watch: FactorWatch | None = None
-        self.row_watch: RowWatch | None = None  # of micro-batches in one pass
+        self.in_norm: set[str] = set()  # "X" and "D", as far as the norm's gradient reaches them
+        self.row_watch: RowWatch | None = None
         self.start_outer_pass()
 
-    def start_outer_pass(self, *, input_gradient_comes: bool = False) -> None:
-        """Forget an earlier outer pass; say whether the coming one will visit the input gradient."""
+    def start_outer_pass(self) -> None:
+        """Forget the inner pass, or an earlier outer one."""
         self.tangents: Tensor | None = None
-        self.pulled: Tensor | None = None
-        self.pulled_bias: Tensor | None = None
-        self.input_gradient_comes, self.layer_comes = input_gradient_comes, True
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing that a visit of the outer pass left is still waiting."""
-        return self.pulled is None and self.tangents is None
+        self.layer_is_past = False
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor) -> Tensor:
         """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only sites hang on."""
@@ -130,63 +120,62 @@ class Site(ABC):
             return self.bias_gradient(output_gradient)
         return torch.stack([self.bias_gradient(one) for one in output_gradient.unbind()])
 
+    # -- what the norm is made of ------------------------------------------------------------------------------------
+    def rows_of_norm(self, name: str) -> Tensor:
+        """X or D for the norm to depend on: the row watch sees what it hands back to them."""
+        rows = self.inputs if name == "X" else self.output_gradient
+        assert rows is not None
+        if not rows.requires_grad:
+            return rows
+        self.in_norm.add(name)
+        alias = rows.view_as(rows)
+
+        def keep(gradient: Tensor | None) -> None:
+            if self.row_watch is not None and gradient is not None:
+                self.row_watch.keep(name, gradient)
+
+        alias.register_hook(keep)
+        return alias
+
     # -- the outer pass -----------------------------------------------------------------------------------------------
     def pull_back(
         self, inputs: Tensor, output_gradient: Tensor, pulled: Tensor, pulled_bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Visit 1: the gradients of ⟨V, G(X, D)⟩ + ⟨v, b̄(D)⟩ for X and D, as far as no later visit adds them."""
-        to_inputs = to_output_gradient = None
-        if self.input_gradient_comes or (self.layer_comes and inputs.requires_grad):
-            self.pulled = pulled if self.pulled is None else self.pulled + pulled
-            if pulled_bias is not None:
-                self.pulled_bias = pulled_bias if self.pulled_bias is None else self.pulled_bias + pulled_bias
-        if not self.input_gradient_comes:
-            to_output_gradient = self.each_forward(inputs, pulled, pulled_bias)
-        if not self.layer_comes and inputs.requires_grad:
-            to_inputs = self.each_input_gradient(output_gradient, pulled, inputs)
-        return to_inputs, to_output_gradient
+        """Visit 1: the gradients of ⟨V, G(X, D)⟩ + ⟨v, b̄(D)⟩ for X and D."""
+        to_inputs = self.each_input_gradient(output_gradient, pulled, inputs) if inputs.requires_grad else None
+        return to_inputs, self.each_forward(inputs, pulled, pulled_bias)
 
     def differentiate_input_gradient(
         self, tangents: Tensor | None, weight: Tensor, output_gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Visit 2: the gradient for D, from T and W and from X and V; and for W, if the layer is past."""
-        self.input_gradient_comes = False
+        """Visit 2: the gradient for D, from T and W; and for W, if the layer is past."""
+        if tangents is None:
+            return None, None
         to_weight = None
-        if self.layer_comes:
-            self.tangents = tangents
-        elif tangents is not None:
+        if self.layer_is_past:
             to_weight = self.weight_gradient(tangents, output_gradient.detach())
             if self.row_watch is not None:
-                self.row_watch.part.missing = True
-        result = None if tangents is None else self.forward(tangents, weight, None)
-        if self.pulled is not None:
-            assert self.inputs is not None
-            extra = self.each_forward(self.inputs.detach(), *self._pulled_as(weight.dtype))
-            if self.row_watch is not None:
-                self.row_watch.keep("D", extra)
-            result = extra if result is None else result.add_(extra)
-        self._release_when_past()
-        return result, to_weight
+                self.row_watch.part.along_missing = True
+        else:
+            self.tangents = tangents
+        return self.forward(tangents, weight, None), to_weight
 
     def final_gradients(
         self, inputs: Tensor, output_gradient: Tensor, weight: Tensor, wants: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Visit 3: gradients for inputs (S with W, D with V), weight (SᵀX + DᵀT) and bias."""
-        to_inputs = to_weight = to_bias = None
-        if wants[0]:
-            to_inputs = self.input_gradient(output_gradient, weight, inputs)
-            if self.pulled is not None:
-                pulled, _ = self._pulled_as(weight.dtype)
-                extra = self.each_input_gradient(self.recorded_gradient(), pulled, inputs)
-                if self.row_watch is not None:
-                    self.row_watch.keep("X", extra)
-                to_inputs.add_(extra)
+        """Visit 3: gradients for inputs (S with W), weight (SᵀX + DᵀT) and bias; forgets what the passes left."""
+        to_weight = to_bias = None
+        to_inputs = self.input_gradient(output_gradient, weight, inputs) if wants[0] else None
         if self.row_watch is not None:
-            self.row_watch.see(self.recorded_gradient(), output_gradient, self.tangents)
+            D, T = self.recorded_gradient(), self.tangents
+            self.row_watch.see(inputs, D, output_gradient, T, in_norm=self.in_norm)
         if wants[1]:
             to_weight, to_bias = self.final_parameter_gradients(inputs, output_gradient, wants[2])
         elif wants[2]:
             to_bias = self.bias_gradient(output_gradient)
+        self.tangents, self.layer_is_past = None, True
+        if not self.keep_for_another_pass:  # autograd frees its own tensors on the way, too
+            self.inputs = self.output_gradient = None
         return to_inputs, to_weight, to_bias
 
     def final_parameter_gradients(
@@ -197,25 +186,13 @@ class Site(ABC):
             to_weight = to_weight.add_(self.weight_gradient(self.tangents, self.recorded_gradient()))
         return to_weight, to_bias
 
-    def layer_is_past(self) -> None:
-        self.layer_comes = False
-        self._release_when_past()
-
-    def _release_when_past(self) -> None:
-        """Drop what the passes left as soon as nobody needs it: autograd frees its own tensors on the way, too."""
-        if self.layer_comes or self.input_gradient_comes:
-            return
-        self.tangents = self.pulled = self.pulled_bias = None
-        if not self.keep_for_another_pass:
-            self.inputs = self.output_gradient = None
+    def recorded_inputs(self) -> Tensor:
+        assert self.inputs is not None
+        return self.inputs.detach()
 
     def recorded_gradient(self) -> Tensor:
         assert self.output_gradient is not None
         return self.output_gradient.detach()
-
-    def _pulled_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        assert self.pulled is not None
-        return self.pulled.to(dtype), None if self.pulled_bias is None else self.pulled_bias.to(dtype)
 
 
 class _Layer(torch.autograd.Function):
@@ -245,14 +222,11 @@ class _Layer(torch.autograd.Function):
             return to_inputs, to_weight, site.bias_gradient(output_gradient) if wants_bias else None, None, None
         if not site.inner:
             wants = (wants_inputs, wants_weight, wants_bias)
-            found = site.final_gradients(inputs, output_gradient, weight, wants)
-            site.layer_is_past()
-            return (*found, None, None)
+            return *site.final_gradients(inputs, output_gradient, weight, wants), None, None
         input_gradient = weight_gradient = bias_gradient = None
         site.inputs, site.output_gradient = inputs, output_gradient
         if wants_inputs:
             input_gradient = _InputGradient.apply(output_gradient, weight, inputs, site)
-            site.input_gradient_node = input_gradient.grad_fn
         # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
         if site.weight_by_autograd and wants_weight:
             weight_gradient = site.weight_gradient(inputs, output_gradient)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._pytree import tree_map
 
+from tacit.layers.calls import EmbeddingCall, layer_call, tensors_in
 from tacit.layers.capture import Capture
 from tacit.layers.layer_use import Site
 from tacit.layers.modes import modes_on, overrides_functions
@@ -52,14 +53,18 @@ class MicroBatchCapture(Capture):
         super().__init__(tracked)
         self.micro_batches = micro_batches
         self.penalised, self.never_sites = penalised, never_sites
-        self.buffers = {id(buffer) for buffer in buffers}
+        self.buffers = {_memory(buffer) for buffer in buffers}
         self.copies: dict[int, Tensor] = {}
         self.level = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and id(args[0]) in self.buffers and _writes(func):
+        if self.buffers and any(self._is_buffer(tensor) for tensor in _written(func, args, kwargs or {})):
             raise NotInOnePassError("the model writes a buffer (batch norm counts its batches)")
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_buffer(self, tensor: Tensor) -> bool:
+        """Whether the tensor has the memory of a buffer: the buffer, a view or a part of it, its `.data`, detached."""
+        return not _functorch.is_functorch_wrapped_tensor(tensor) and _memory(tensor) in self.buffers
 
     def must_run_as_it_is(self) -> bool:
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
@@ -95,6 +100,11 @@ class MicroBatchCapture(Capture):
     def use_otherwise(self, touched: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(func, "__name__", "") == "__get__":  # a shape or a dtype, not a use
             return func(*args, **kwargs)
+        call = layer_call(func, args, kwargs, self._is_tracked)
+        counts = isinstance(call, EmbeddingCall) and (call.scale_grad_by_freq or call.padding_idx is not None)
+        if counts or (func is torch.embedding and (len(args) > 2 or kwargs)):
+            # torch.vmap counts indices over all micro-batches, and pads in the first one only.
+            raise NotInOnePassError("an embedding has scale_grad_by_freq, or padding_idx and another use")
         args, kwargs = tree_map(self._copy, (args, kwargs))
         return super().use_otherwise(touched, func, args, kwargs)
 
@@ -127,9 +137,14 @@ class _UsesCopiesError(Exception):
 
 
 def micro_batch_losses(
-    closure: Callable[..., Tensor], batch: Sequence[Tensor], capture: MicroBatchCapture, model: nn.Module
+    closure: Callable[..., Tensor],
+    batch: Sequence[Tensor],
+    capture: MicroBatchCapture,
+    model: nn.Module,
+    *,
+    may_overflow: bool = False,
 ) -> Tensor:
-    """The loss of each micro-batch; `batch` has them along the first axis."""
+    """The loss of each micro-batch; `batch` has them along the first axis. Finite, unless it `may_overflow`."""
 
     def one(*part: Tensor) -> Tensor:
         capture.level = _functorch.current_level()
@@ -150,7 +165,7 @@ def micro_batch_losses(
             module._buffers.update(buffers)
     if changed:
         raise NotInOnePassError("the model replaces a buffer")
-    if not losses.requires_grad or not bool(losses.isfinite().all()):
+    if not losses.requires_grad or not (may_overflow or bool(losses.isfinite().all())):
         raise NotInOnePassError("a loss has no graph or is not finite")
     return losses
 
@@ -170,6 +185,17 @@ def _same(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None])
     return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
 
 
-def _writes(func: Any) -> bool:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a torch function writes into."""
     name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+    special = name in ("__setitem__", "__set__") or (name.startswith("__i") and name not in _READING)
+    in_place = special or (name.endswith("_") and not name.endswith("__"))
+    return tensors_in((args[:1] if in_place else (), kwargs.get("out")))
+
+
+def _memory(tensor: Tensor) -> int:
+    """What views of one tensor have in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+_READING = ("__index__", "__int__", "__invert__")

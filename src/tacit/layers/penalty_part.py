@@ -5,14 +5,17 @@ Where the objective has the loss with another weight than 1, `loss_weight`, G ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from operator import is_
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
+from tacit._tree import real, total
+
+_PLAIN = (torch.float32, torch.float64)
 SMALL = 2**16  # numbers: a gradient that is copied faster than it is worth calls of its own
 
 
@@ -22,150 +25,157 @@ class PenaltyPart:
     Of K micro-batches in one pass it has the mean of ⟨gₖ, Hₖ gₖ⟩; the squares would cost products.
     """
 
-    def __init__(self, strength: float, *, micro_batches: int | None = None) -> None:
+    def __init__(self, strength: float | Tensor, *, micro_batches: int | None = None) -> None:
         self.strength, self.micro_batches = strength, micro_batches
         self.along: list[Tensor] = []
         self.squares: list[Tensor] = []
-        self.missing = False
+        self.along_missing, self.squares_missing = False, micro_batches is not None
 
-    def add(self, gradient: Tensor, part: Tensor, *, times: float = 1.0) -> None:
+    def add(self, gradient: Tensor, part: Tensor, *, times: float | Tensor = 1.0, squares_only: bool = False) -> None:
         """One parameter's g, and its (λ/2) H g as `times` · `part`."""
         if gradient.is_sparse or part.is_sparse:
-            self.missing = True
+            self.along_missing = self.squares_missing = True
             return
         g, d = _vector(gradient), _vector(part)
-        along, square = torch.dot(g, d), torch.dot(d, d)
-        self.along.append(along if times == 1 else times * along)
-        self.squares.append(square if times == 1 else times**2 * square)
+        one = isinstance(times, float) and times == 1
+        if not squares_only:
+            along = torch.dot(g, d)
+            self.along.append(along if one else times * along)
+        square = torch.dot(d, d)
+        self.squares.append(square if one else times**2 * square)
 
     @property
     def curvature(self) -> Tensor | None:
         """⟨g, H g⟩."""
         factor = 2 / self.strength / (self.micro_batches or 1)
-        return None if self._unknown else torch.stack(self.along).sum() * factor
+        return None if self.along_missing or not self.along else _sum(self.along) * factor
 
     @property
     def squared_norm(self) -> Tensor | None:
         """‖(λ/2) H g‖²."""
-        return None if self._unknown or self.micro_batches else torch.stack(self.squares).sum()
-
-    @property
-    def _unknown(self) -> bool:
-        return self.missing or not self.along
-
-
-@dataclass(frozen=True)
-class FactorWatch:
-    """Sees a linear layer's final factors. With rows X and D of the inner pass (D times `scale`), S and T of the outer:
-
-        g = DᵀX,   G = SᵀX + DᵀT = factor · (g + (λ/2) H g),   (λ/2) H g = [S/factor − D; D]ᵀ [X; scale T/factor]
-
-    Inner products of such products are sums over the rows' Gram matrices; no weight-sized matrix is formed.
-    """
-
-    part: PenaltyPart
-    factor: float
-    scale: float
-    loss_weight: float = 1.0
-
-    def see(self, inputs: Tensor, output_gradient: Tensor, final: Tensor, tangents: Tensor | None) -> None:
-        X, D, S = _wide(inputs), _wide(output_gradient) / self.scale, _wide(final) / self.factor
-        left, right = S - self.loss_weight * D, X
-        if tangents is not None:
-            left, right = torch.cat([left, D]), torch.cat([right, _wide(tangents) * (self.scale / self.factor)])
-        self.part.along.append(torch.sum((D @ left.T) * (X @ right.T)))
-        self.part.squares.append(torch.sum((left @ left.T) * (right @ right.T)))
-
-    @staticmethod
-    def is_cheap(count: int, fan_in: int, fan_out: int) -> bool:
-        """Whether the Gram matrices of `count` rows cost next to nothing beside the layer's own products."""
-        cost = 8 * count**2 * (fan_in + fan_out)
-        return cost <= max(2**24, count * fan_in * fan_out // 2)
+        return None if self.squares_missing or not self.squares else _sum(self.squares)
 
 
 class RowWatch:
-    """Sees the rows of one layer call while K micro-batches go through the outer pass at once; adds up ⟨gₖ, λ/2 Hₖ gₖ⟩.
+    """Sees the rows of one layer call in the outer pass; adds ⟨g, λ/2 H g⟩, over all K micro-batches of one pass.
 
-    The layer's part of gₖ is G(X, D), bilinear, and the outer pass finds G(X, S) + G(T, D) = factor · (gₖ + λ/2 Hₖ gₖ)
-    with rows S and T (`layer_use`). R = Σₖ‖gₖ‖² has P = ∂R/∂D = 2 ∂⟨G, G(X, ·)⟩ and Q = ∂R/∂X alike, so that
+    The layer's part of g is G(X, D), bilinear, and the outer pass finds G(X, S) + G(T, D) = factor · (g + λ/2 H g) with
+    rows S and T (`layer_use`). R = ‖g‖² has P = ∂R/∂D = 2 ∂⟨G, G(X, ·)⟩ and Q = ∂R/∂X alike, so that
 
-        ⟨gₖ, G(X, S) + G(T, D)⟩, summed over k, = ½ (⟨P, S⟩ + ⟨Q, T⟩)
+        ⟨g, G(X, S) + G(T, D)⟩ = ½ (⟨P, S⟩ + ⟨Q, T⟩)
 
     The outer pass computes P and Q anyway, in every form of the norm and for every number of uses, so this costs sums
     over rows. What arrives here is `share` times P and Q: the objective's derivative, not R's. D is `scale` times the
-    loss's own.
+    loss's own, and `plain` times D is the plain part of S.
+
+    With `few_rows` of a linear layer it adds ‖λ/2 H g‖², too, from Gram matrices: λ/2 H g = [S − D; D]ᵀ [X; T].
     """
 
     def __init__(
-        self, part: PenaltyPart, *, factor: float, share: float, scale: float, loss_weight: float = 1.0
+        self,
+        part: PenaltyPart,
+        *,
+        factor: float | Tensor,
+        share: float | Tensor,
+        scale: float | Tensor,
+        plain: float,
     ) -> None:
-        self.part, self.factor, self.share, self.scale, self.loss_weight = part, factor, share, scale, loss_weight
-        self.expected: set[str] = set()
-        self.found: dict[str, Tensor] = {}
+        self.part, self.factor, self.share, self.scale, self.plain = part, factor, share, scale, plain
+        self.few_rows = False
+        self.of_norm: dict[str, Tensor] = {}  # P under "D", Q under "X"
         self.past = False
 
-    def watched(self, rows: Tensor, name: str) -> Tensor:
-        """The rows, "X" or "D", for the norm to depend on: what it hands back to them is kept."""
-        if not rows.requires_grad:
-            return rows
-        self.expected.add(name)
-        alias = rows.view_as(rows)
-        alias.register_hook(lambda found: self.keep(name, found))
-        return alias
+    def keep(self, name: str, gradient: Tensor) -> None:
+        """`share` times P or Q, or a part of it."""
+        self.part.along_missing |= self.past
+        known = self.of_norm.get(name)
+        self.of_norm[name] = gradient if known is None else known + gradient
 
-    def keep(self, name: str, found: Tensor | None) -> None:
-        if found is None:  # the direct form hands some of it back at a later visit
-            return
-        self.part.missing |= self.past
-        known = self.found.get(name)
-        self.found[name] = found if known is None else known + found
-
-    def see(self, output_gradient: Tensor, final: Tensor, tangents: Tensor | None) -> None:
-        """The last visit: D, S and T are known, and so are P and Q, unless autograd came by in another order."""
-        found, self.found, self.past = self.found, {}, True
+    def see(
+        self, inputs: Tensor, output_gradient: Tensor, final: Tensor, tangents: Tensor | None, *, in_norm: set[str]
+    ) -> None:
+        """The last visit: X, D, S and T are known, and so are P and Q, unless autograd came by in another order."""
+        of_norm, self.of_norm, self.past = self.of_norm, {}, True
         with DisableTorchFunction(), torch.no_grad():
-            for name, rows in (("D", final), ("X", tangents)):
-                if name not in self.expected or rows is None:
+            # Without the plain part, before anything is summed: it is far larger than the penalty's.
+            rest = torch.sub(_wide(final.detach()), _wide(output_gradient), alpha=self.plain)
+            for name, rows in (("D", rest), ("X", tangents)):
+                if name not in in_norm or rows is None:
                     continue
-                if name not in found:
-                    self.part.missing = True
+                if name not in of_norm:
+                    self.part.along_missing = True
                     continue
-                wide = _vector(rows)
-                if name == "D":  # without the plain part, before it is summed: it is far larger than the penalty's
-                    wide = torch.add(wide, _vector(output_gradient), alpha=-self.factor * self.loss_weight / self.scale)
-                along = torch.dot(_vector(found[name]), wide)
+                along = torch.dot(*in_memory_order(_wide(of_norm[name]), _wide(rows)))
                 self.part.along.append(along / (2 * self.share * self.scale * self.factor))
+            if self.few_rows:
+                left, right = _rows(rest), _rows(inputs)
+                if tangents is not None:
+                    left, right = torch.cat([left, _rows(output_gradient)]), torch.cat([right, _rows(tangents)])
+                self.part.squares.append(torch.sum((left @ left.T) * (right @ right.T)) / self.factor**2)
+
+
+def gram_matrices_are_cheap(count: int, fan_in: int, fan_out: int) -> bool:
+    """Whether those of twice `count` rows cost next to nothing beside the layer's own products."""
+    return 4 * count**2 * (fan_in + fan_out) <= max(2**23, count * fan_in * fan_out // 4)
 
 
 class GradientWatch:
-    """Sees gradients on their way into `.grad`, before anybody's hooks, and compares G / `factor` with g."""
+    """Sees gradients on their way into `.grad`, before anybody's hooks, and compares G / `factor` with g.
+
+    Of the leaves `by_rows` a `RowWatch` has ⟨g, H g⟩.
+    """
 
     def __init__(
-        self, part: PenaltyPart, gradients: Mapping[Tensor, Tensor], factor: float, loss_weight: float = 1.0
+        self,
+        part: PenaltyPart,
+        gradients: Mapping[Tensor, Tensor],
+        factor: float | Tensor,
+        loss_weight: float = 1.0,
+        *,
+        by_rows: Collection[Tensor | None] = (),
     ) -> None:
         self.part, self.gradients, self.factor, self.loss_weight = part, gradients, factor, loss_weight
+        self.by_rows = by_rows
+        self._all_plain, self._count = torch.empty(0), -1  # g as one vector, where all of it is small
 
-    def see(self, leaf: Tensor, found: Tensor) -> None:
+    def squared_norm(self) -> Tensor:
+        """‖g‖² over all leaves."""
+        gradients = list(self.gradients.values())
+        first = gradients[0]
+        with DisableTorchFunction(), torch.no_grad():
+            if all(g.numel() <= SMALL and g.dtype == first.dtype and not g.is_sparse for g in gradients):
+                self._all_plain, self._count = torch.cat([_vector(g) for g in gradients]), len(gradients)
+                return torch.dot(self._all_plain, self._all_plain)
+        return inner_product(gradients, gradients)
+
+    def see(self, leaf: Tensor, found: Tensor | None) -> None:
         gradient = self.gradients.get(leaf)
-        if gradient is None:
+        if gradient is None or found is None:
             return
         with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
-            whole = found if self.factor == 1 else found / self.factor
-            self.part.add(gradient, torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight))
+            whole = found if isinstance(self.factor, float) and self.factor == 1 else found / self.factor
+            part = torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight)
+            self.part.add(gradient, part, squares_only=leaf in self.by_rows)
 
     def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """The same for many: small gradients as one vector, because on small models each call would be felt."""
-        small = []
+        small: dict[bool, tuple[list[Tensor], list[Tensor]]] = {}
+        known = len(leaves) == self._count and all(map(is_, leaves, self.gradients))  # in the order of `_all_plain`
         with DisableTorchFunction(), torch.no_grad():
             for leaf, whole in zip(leaves, found, strict=True):
                 gradient = self.gradients.get(leaf)
                 if gradient is None or whole.numel() > SMALL or gradient.is_sparse or whole.is_sparse:
                     self.see(leaf, whole)
                 else:
-                    small.append((_vector(gradient), _vector(whole)))
-            if small:
-                plain, together = (torch.cat(column) for column in zip(*small, strict=True))
-                self.part.add(plain, together.div_(self.factor).sub_(plain, alpha=self.loss_weight))
+                    vectors, wholes = small.setdefault(leaf in self.by_rows, ([], []))
+                    vectors.append(gradient.reshape(-1) if gradient.dtype in _PLAIN else _vector(gradient))
+                    wholes.append(whole.reshape(-1) if whole.dtype in _PLAIN else _vector(whole))
+            for squares_only, (vectors, wholes) in small.items():
+                plain = self._all_plain if known and len(vectors) == self._count else torch.cat(vectors)
+                part = torch.cat(wholes)
+                if not isinstance(self.factor, float) or self.factor != 1:
+                    part /= self.factor
+                self.part.add(plain, part.sub_(plain, alpha=self.loss_weight), squares_only=squares_only)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -190,11 +200,17 @@ class GradientWatch:
                 handle.remove()
 
 
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    if left is right and not any(a.is_sparse for a in left):
+        return torch.stack(torch._foreach_norm(list(left))).square().sum()
+    return total((real(a) * real(b)).sum() for a, b in zip(left, right, strict=True))
+
+
 def _has_hooks(leaf: Tensor) -> bool:
     return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
-def penalty_part(strength: float, gradients: Sequence[Tensor], products: Sequence[Tensor]) -> PenaltyPart:
+def penalty_part(strength: float | Tensor, gradients: Sequence[Tensor], products: Sequence[Tensor]) -> PenaltyPart:
     """Both numbers from g and H g, parameter by parameter."""
     part = PenaltyPart(strength)
     for gradient, product in zip(gradients, products, strict=True):
@@ -202,8 +218,26 @@ def penalty_part(strength: float, gradients: Sequence[Tensor], products: Sequenc
     return part
 
 
+def in_memory_order(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as vectors in one order of their elements; without a copy when both are channels-last."""
+    last = torch.channels_last
+    if left.dim() == 4 and left.is_contiguous(memory_format=last) and right.is_contiguous(memory_format=last):
+        left, right = left.permute(0, 2, 3, 1), right.permute(0, 2, 3, 1)
+    return left.reshape(-1), right.reshape(-1)
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(list(terms)).sum()
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return _wide(tensor.detach().reshape(-1, tensor.shape[-1]))
+
+
 def _vector(tensor: Tensor) -> Tensor:
-    return _wide(tensor.detach().reshape(-1))
+    if tensor.dtype in _PLAIN:
+        return tensor.detach().reshape(-1)
+    return _wide(real(tensor.detach()).reshape(-1))
 
 
 def _wide(tensor: Tensor) -> Tensor:

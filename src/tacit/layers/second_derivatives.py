@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tacit._errors import InputError
@@ -55,12 +54,31 @@ def twice_differentiable(attention: str, notice: AttentionNotice) -> Iterator[No
     It must surround backward passes as well: checkpointed blocks run their forward pass again there. It acts where
     `modes_on` is called for, which is around closures and backward passes.
     """
-    with ExitStack() as stack:
-        if attention == "math":
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(Replacing(notice.give if attention == "math" else None))
-        stack.enter_context(modes_off())
+    replacing = Replacing(notice.give if attention == "math" else None)
+    with _MathAttention() if attention == "math" else nullcontext(), replacing, modes_off():
         yield
+
+
+class _MathAttention:
+    """`sdpa_kernel(SDPBackend.MATH)`, whose lists of names take ten times as long as its switches."""
+
+    def __enter__(self) -> None:
+        self.before = [is_on() for is_on, _ in _BACKENDS]
+        for (_, switch), on in zip(_BACKENDS, (True, False, False, False, False), strict=True):
+            switch(on)
+
+    def __exit__(self, *error: Any) -> None:
+        for (_, switch), on in zip(_BACKENDS, self.before, strict=True):
+            switch(on)
+
+
+_BACKENDS: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
+    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    (torch._C._get_overrideable_sdp_enabled, torch._C._set_sdp_use_overrideable),
+)
 
 
 class Replacing(TorchFunctionMode):
@@ -68,12 +86,15 @@ class Replacing(TorchFunctionMode):
         super().__init__()
         self.on_attention = on_attention
         self.edges: dict[Tensor, GradientEdge] = {}  # of leaves: several passes ask for the same ones
+        self.recomputes = False  # whether some tensors are not kept: a checkpoint makes them again in a backward pass
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ATTENTION and self.on_attention is not None:
             self.on_attention()
         if func in _ENGINE:
-            return self._run_engine(func, *args, **(kwargs or {}))
+            return self._run_engine(func, *args, **(kwargs or {})) if self.recomputes else func(*args, **(kwargs or {}))
+        if not self.recomputes:
+            self.recomputes = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         replacement = _REPLACEMENTS.get(func) if torch.is_grad_enabled() else None
         result = None if replacement is None else replacement(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result

@@ -32,20 +32,10 @@ def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
 
 def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
     """‖b̄‖² for one bias over all its uses: few enough numbers for ordinary autograd."""
-    gradients = [site.each_bias_gradient(_wide(_watched_output_gradient(site))) for site in sites]
+    # Only with micro-batches its penalty's part has to be known by rows; otherwise by its gradient.
+    rows = [_output_gradient(site) if site.micro_batches is None else site.rows_of_norm("D") for site in sites]
+    gradients = [site.each_bias_gradient(_wide(each)) for site, each in zip(sites, rows, strict=True)]
     return torch.stack(gradients).sum(0).square().sum()
-
-
-def inner_product(site: Site, direction: Tensor | None, bias_direction: Tensor | None) -> Tensor:
-    """⟨V, G⟩ + ⟨v, b̄⟩ of one use of a layer, with constant V and v, one of which may be missing."""
-    site.direct = True
-    return _InnerProduct.apply(site, direction, bias_direction, _wide(_inputs(site)), _wide(_output_gradient(site)))
-
-
-def parameter_gradients(site: Site) -> tuple[Tensor, Tensor | None]:
-    """G and b̄ of one use of a layer, detached."""
-    inputs, output_gradient = _wide(_inputs(site)).detach(), _wide(_output_gradient(site)).detach()
-    return site.parameter_gradients(inputs, output_gradient, site.bias is not None)
 
 
 def uses_gram(sites: Sequence[Site]) -> bool:
@@ -72,7 +62,7 @@ def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
     pairs = []
     for site in sites:
         assert isinstance(site, LinearSite)
-        left, right = site.factor_rows(_wide(_watched_inputs(site)), _wide(_watched_output_gradient(site)))
+        left, right = site.factor_rows(_wide(site.rows_of_norm("X")), _wide(site.rows_of_norm("D")))
         if with_bias and site.transposed:  # a bias adds to the Gram matrix of the inputs, here the right rows
             left, right = right, left
         pairs.append((left, right))
@@ -85,7 +75,7 @@ def _norm_by_index(sites: Sequence[Site]) -> Tensor:
     indices, gradients = [], []
     for site in sites:
         assert isinstance(site, EmbeddingSite)
-        index, gradient = _inputs(site), rows(_wide(_watched_output_gradient(site)))
+        index, gradient = _inputs(site), rows(_wide(site.rows_of_norm("D")))
         if site.padding_index is not None:  # those rows never enter the weight's gradient
             gradient = gradient.masked_fill((index == site.padding_index).reshape(-1, 1), 0.0)
         if site.micro_batches is not None:
@@ -99,10 +89,7 @@ def _norm_by_index(sites: Sequence[Site]) -> Tensor:
 
 
 def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
-    for site in sites:
-        site.direct = True
-    pairs = [(_watched_inputs(site), _watched_output_gradient(site)) for site in sites]
-    flat = [_wide(tensor) for pair in pairs for tensor in pair]
+    flat = [tensor for site in sites for tensor in (site.rows_of_norm("X"), site.rows_of_norm("D"))]
     return _DirectNorm.apply(list(sites), with_bias, *flat)
 
 
@@ -130,8 +117,8 @@ class _DirectNorm(torch.autograd.Function):
     @staticmethod
     @without_modes
     def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
-        pairs = list(zip(sites, flat[::2], flat[1::2], strict=True))
-        found = [site.each_parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in pairs]
+        triples = zip(sites, map(_wide, flat[::2]), map(_wide, flat[1::2]), strict=True)
+        found = [site.each_parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in triples]
         weight_gradient = _sum(weight for weight, _ in found)
         bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
@@ -148,34 +135,10 @@ class _DirectNorm(torch.autograd.Function):
         pulled, pulled_bias = twice * weight_gradient, None if bias_gradient is None else twice * bias_gradient
         results: list[Tensor | None] = [None, None]
         for site, inputs, gradients in zip(ctx.sites, flat[::2], flat[1::2], strict=True):
-            results += site.pull_back(inputs, gradients, pulled, pulled_bias)
+            dtype = gradients.dtype
+            each = pulled.to(dtype), None if pulled_bias is None else pulled_bias.to(dtype)
+            results += site.pull_back(inputs, gradients, *each)
         return tuple(results)
-
-
-class _InnerProduct(torch.autograd.Function):
-    @staticmethod
-    @without_modes
-    def forward(
-        ctx: Any, site: Site, direction: Tensor | None, bias_direction: Tensor | None, inputs: Tensor, gradients: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(direction, bias_direction, inputs, gradients)
-        ctx.site = site
-        weight_gradient, bias_gradient = site.parameter_gradients(inputs, gradients, bias_direction is not None)
-        result = gradients.new_zeros(())
-        if direction is not None:
-            result = result + (direction * weight_gradient).sum()
-        if bias_direction is not None:
-            assert bias_gradient is not None
-            result = result + (bias_direction * bias_gradient).sum()
-        return result
-
-    @staticmethod
-    @without_modes
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        direction, bias_direction, inputs, gradients = ctx.saved_tensors
-        pulled = torch.zeros_like(ctx.site.weight) if direction is None else cotangent * direction
-        pulled_bias = None if bias_direction is None else cotangent * bias_direction
-        return None, None, None, *ctx.site.pull_back(inputs, gradients, pulled, pulled_bias)
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:
@@ -191,16 +154,6 @@ def _inputs(site: Site) -> Tensor:
 def _output_gradient(site: Site) -> Tensor:
     assert site.output_gradient is not None
     return site.output_gradient
-
-
-def _watched_inputs(site: Site) -> Tensor:
-    inputs = _inputs(site)
-    return inputs if site.row_watch is None else site.row_watch.watched(inputs, "X")
-
-
-def _watched_output_gradient(site: Site) -> Tensor:
-    gradient = _output_gradient(site)
-    return gradient if site.row_watch is None else site.row_watch.watched(gradient, "D")
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -8,12 +8,9 @@ written or read, which is what a wide layer at a small batch size waits for.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,19 +20,18 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.layers.kinds import LinearSite
-from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods import gram
-from tacit.penalty.methods.micro_batches import MicroBatches, split
+from tacit.penalty.methods.micro_batches import split
 from tacit.penalty.objective import Outcome, Task
-from tacit.penalty.parameters import penalised_parameters
+from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Piece
 from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.sgd_update import Gradient, sgd_update
-from tacit.penalty.surroundings.autocast import AmbientAutocast
+from tacit.penalty.step import StepRunner
 from tacit.penalty.surroundings.refusals import translated_errors
 from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp
 
-COMPARE_EVERY = 100  # steps between comparisons of micro-batches in one pass with a loop, as in `GradientPenalty`
+CHECK_EVERY = 100  # steps between looks at what other steps take for granted, as in `GradientPenalty`
 
 
 class FactoredSGD(torch.optim.Optimizer):
@@ -76,16 +72,18 @@ class FactoredSGD(torch.optim.Optimizer):
     ) -> None:
         _check_number("strength", strength)
         refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
-        self.model, self.attention = model, check_attention(attention)
-        self._attention_notice = AttentionNotice()
-        self.named = penalised_parameters(model, ())
-        refuse_shards(model, self.named, method=None)
+        self.model = model
+        self._parameters = PenalisedParameters(model, (), on_change=self._see_parameters)
         self.last: PenaltyRecord | None = None
         if micro_batch_size is not None:
             whole_number("micro_batch_size", micro_batch_size, at_least=1)
-        self.micro_batch_size, self._micro_batches = micro_batch_size, MicroBatches()
-        self._steps, self._sites_checked = 0, False
+        self.micro_batch_size = micro_batch_size
+        self._runner = StepRunner(
+            model, attention=attention, check_every=CHECK_EVERY,
+            scaler_remedy="FactoredSGD takes no scaler; for float16 use GradientPenalty.",
+        )  # fmt: skip
         self._source = GradientSource()
+        self._see_parameters()
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -95,6 +93,15 @@ class FactoredSGD(torch.optim.Optimizer):
             "strength": float(strength),
         }
         super().__init__(list(self.named.values()) if params is None else params, defaults)
+
+    def _see_parameters(self) -> None:
+        refuse_shards(self.model, self.named, method=None)
+        self._source.owns(self.named.values())
+
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """The parameters that the norm runs over, by name."""
+        return self._parameters.by_name
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -122,11 +129,11 @@ class FactoredSGD(torch.optim.Optimizer):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
-        pieces = split(batch, self.micro_batch_size, "step")
+        pieces, whole = split(batch, self.micro_batch_size, "step"), Piece(batch)
         outcomes, sites = self._differentiate(
-            self._leaving_backward_to_us(closure), pieces if strength else [Piece(batch)], strength
+            self._leaving_backward_to_us(closure), whole, pieces if strength else [whole], strength
         )
-        self._source.holds(self.named.values(), "of linear layers are never formed by FactoredSGD")
+        self._source.content = "of linear layers are never formed by FactoredSGD"
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
         for site in sites:
             if site.factors is not None:
@@ -168,39 +175,15 @@ class FactoredSGD(torch.optim.Optimizer):
         return checked
 
     def _differentiate(
-        self, closure: Callable[..., Tensor], pieces: Sequence[Piece], strength: float
+        self, closure: Callable[..., Tensor], whole: Piece, pieces: list[Piece], strength: float
     ) -> tuple[list[Outcome], list[LinearSite]]:
         """Factors of linear layers on the returned sites, `.grad` of everything else."""
-        autocast = AmbientAutocast.now(self.model)
-        task = Task(self.model, self.named, (), strength=strength, check_sites=not self._sites_checked)
-
-        def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
-            outcomes: list[Outcome] = []
-            sites: list[LinearSite] = []
-            for piece in pieces:
-                closures = (autocast.around(partial(closure, *piece.batch)),)
-                part = dataclasses.replace(task, closures=closures, weight=task.weight * piece.share)
-                outcome, more = gram.run(part, keep_factors=task.deliver is None)
-                outcomes.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
-                sites += more
-            return outcomes, sites
-
-        exact = twice_differentiable(self.attention, self._attention_notice) if strength else nullcontext()
-        with torch.enable_grad(), translated_errors(), without_ddp(), autocast.switched_off(), exact:
-            if len(pieces) > 1 and strength:
-                outcomes, sites = self._micro_batches.run(
-                    task,
-                    lambda *part: autocast.around(partial(closure, *part))(),
-                    pieces,
-                    loop=one_after_another,
-                    compare=self._steps % COMPARE_EVERY == 0,
-                    keep_factors=True,
-                )
-            else:
-                outcomes, sites = one_after_another(task, pieces)
-        self._steps += 1
-        self._sites_checked |= any(outcome.checked for outcome in outcomes)
-        return outcomes, sites
+        task = Task(self.model, self.named, (), strength=strength)
+        with translated_errors(), without_ddp():
+            return self._runner.run(
+                task, closure, whole, pieces, lambda task: gram.run(task, keep_factors=task.deliver is None),
+                in_one_pass=True, keep_factors=True,
+            )  # fmt: skip
 
 
 def _gradient(factors: list[tuple[Tensor, Tensor]], rest: Tensor | None) -> Gradient | None:

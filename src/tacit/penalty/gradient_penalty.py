@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
-import numbers
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,26 +16,23 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
-from tacit._random import generator as named_generator
-from tacit.layers.kinds import LinearSite
-from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
-from tacit.penalty.methods.micro_batches import MicroBatches, split
-from tacit.penalty.objective import Closure, Outcome, Task
-from tacit.penalty.parameters import penalised_parameters
+from tacit.penalty.methods.micro_batches import split
+from tacit.penalty.objective import DeferredCheck, Outcome, Task
+from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Piece
-from tacit.penalty.ratio_limit import RatioLimit
-from tacit.penalty.record import PenaltyRecord, record_of
+from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
 from tacit.penalty.registry import Method, choose, fastest_exact
-from tacit.penalty.surroundings.autocast import AmbientAutocast
+from tacit.penalty.sink import GradientSum
+from tacit.penalty.step import Outcomes, StepRunner
+from tacit.penalty.strength import Strength, Value, check_strength
 from tacit.penalty.surroundings.refusals import translated_errors
 from tacit.penalty.workers.ddp import Step, Workers
 from tacit.penalty.workers.replica import lengths
 from tacit.penalty.workers.shards import is_sharded, plain_step
-from tacit.penalty.workers.wrappers import refuse_shards, refuse_wrapped
+from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped
 
-Strength = float | Callable[[int], float]
 _log = logging.getLogger("tacit")
 
 
@@ -52,11 +48,12 @@ class GradientPenalty:
     of each call. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
     - `method`: `gram`, `double_backward` (exact), `finite_difference`; `auto` is the fastest exact one for the model,
-      and the attribute `method` is its name.
+      and the attribute `method` is its name. Two views and the global batch are `double_backward`'s, not `gram`'s.
     - `micro_batch_size`: the mean penalty over micro-batches of the batch given to `backward`, weighted by their rows
-      where the last one has fewer. `gram` calls the closure
-      once, under `torch.vmap`, for all of them where that is possible, and otherwise (batch norm in training mode,
-      `.item()`, checkpointing) once for each, which it logs. Dropout masks are then drawn in another order.
+      where the last one has fewer. `gram` calls the closure once, under `torch.vmap`, for all of them where that is
+      possible, and otherwise (batch norm in training mode, `.item()`, checkpointing) once for each, which it logs.
+      Dropout masks are then drawn in another order. A loss that is no mean over rows is noticed, every `check_every`
+      steps; its own gradient is then that of the whole batch, at the price of one plain pass.
     - `of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
       penalties) or `global_batch` (the penalty of the gradient averaged over workers). On one device both are the same.
     - `check_ranks`: whether workers compare batch sizes and strengths at every step, and stop together when one fails.
@@ -72,7 +69,9 @@ class GradientPenalty:
     - `largest_ratio`: r holds each step's λ (with its weight k or 1/p) to 2r/s, s the largest batch sharpness of the
       last few penalised steps: the penalty's part of a step stays at about r times the plain part at most, the step at
       1 + r plain ones. `last.strength` is what was applied. The first step, before s is known, has λ/1024.
-      Needs `last.batch_sharpness`, and reads one number per step, which a GPU has to wait for. None: λ as it is.
+      Needs `last.batch_sharpness`. None: λ as it is.
+    - `defer_checks`: a loss that is not finite is an error of its own step, or, deferred, of the next check
+      (`check_every`) or look at `last`, so that no step waits for the device. None: deferred off the CPU.
 
     >>> model = nn.Linear(2, 1)
     >>> penalty = GradientPenalty(model, strength=2**-6)
@@ -85,7 +84,7 @@ class GradientPenalty:
     def __init__(
         self,
         model: nn.Module,
-        strength: Strength,
+        strength: Value,
         *,
         method: str = "auto",
         micro_batch_size: int | None = None,
@@ -101,52 +100,98 @@ class GradientPenalty:
         attention: str = "math",
         when_uncertain: str = "exact",
         largest_ratio: float | None = None,
+        defer_checks: bool | None = None,
     ) -> None:
         self.model = model
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self.parameters = penalised_parameters(model, self.exclude)
+        self._parameters = PenalisedParameters(model, self.exclude, on_change=self._see_parameters)
         if micro_batch_size is not None:
             whole_number("micro_batch_size", micro_batch_size, at_least=1)
-        self.method = (
-            fastest_exact(model, micro_batch_size=micro_batch_size) if method == "auto" else choose(method)
-        ).name
-        refuse_shards(model, self.parameters, method=self.method)
-        _check_strength(strength)
-        whole_number("every", every, at_least=1)
+        self._automatic = method == "auto"
+        self.method = _chosen(method, model, micro_batch_size=micro_batch_size, of=of)
+        self._strength = Strength(
+            strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio
+        )
         whole_number("check_every", check_every, at_least=0)
-        if probability is not None and not 0 < probability <= 1:
-            raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
-        if probability is not None and every != 1:
-            raise InputError(f"every={every} and probability={probability}; expected at most one of the two.")
         if of not in ("micro_batch", "global_batch"):
             raise InputError(f"of={of!r} is unknown; use 'micro_batch' or 'global_batch'.")
+        if of == "global_batch" and self.method == "gram":
+            raise InputError(
+                "of='global_batch' with method='gram'; expected a method that forms the gradient that workers average. "
+                "Use method='double_backward'."
+            )
         if of == "global_batch" and micro_batch_size is not None:
             raise InputError(
                 f"micro_batch_size={micro_batch_size} with of='global_batch'; expected at most one of them."
             )
         refuse_wrapped(model, of=of)
-        self.strength, self.micro_batch_size, self.of = strength, micro_batch_size, of
-        self.every, self.probability, self.when_uncertain = every, probability, when_uncertain
-        self.attention, self._attention_notice = check_attention(attention), AttentionNotice()
+        self.micro_batch_size, self.of, self.when_uncertain = micro_batch_size, of, when_uncertain
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         for item in self.generators:
             if not isinstance(item, torch.Generator):
                 raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
-        self._passed_strength = _number_or_none(strength)
-        self.steps = 0
-        self.last: PenaltyRecord | None = None
-        self._coin = named_generator(seed, "probe")
+        self._last: PenaltyRecord | None = None
+        self._seen: tuple[list[Outcome], float | Tensor, str, float | None] | None = None  # what `last` is made of
         self._error: float | None = None
         self._approximation = Approximation(
             model, when_uncertain=when_uncertain, check_every=check_every, generators=self.generators
         )
-        self._sites_checked = False
-        self._micro_batches_in_one_pass = MicroBatches()
+        self._runner = StepRunner(
+            model, attention=attention, check_every=check_every,
+            scaler_remedy="Pass the scaler to the penalty as scaler=.",
+        )  # fmt: skip
+        self._deferred = DeferredCheck(defer_checks)
         self._workers = Workers(of, check=check_ranks)
-        self._ratio_limit = None if largest_ratio is None else RatioLimit(largest_ratio)
         self._source = GradientSource()
+        self._see_parameters()
         if method == "auto":
             _log.info("GradientPenalty: method auto is %s", self.method)
+
+    def _see_parameters(self) -> None:
+        """What depends on the parameters alone, when they have changed."""
+        refuse_shards(self.model, self.parameters, method=self.method)
+        self._source.owns(self.parameters.values())
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that the norm runs over, by name."""
+        return self._parameters.by_name
+
+    @property
+    def strength(self) -> Value:
+        """λ, or the function of the step that gives it; it may be set."""
+        return self._strength.value
+
+    @strength.setter
+    def strength(self, value: Value) -> None:
+        check_strength(value)
+        self._strength.value = value
+
+    @property
+    def every(self) -> int:
+        return self._strength.every
+
+    @property
+    def probability(self) -> float | None:
+        return self._strength.probability
+
+    @property
+    def steps(self) -> int:
+        """How many calls there were, penalised or not."""
+        return self._runner.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._runner.steps = value
+
+    @property
+    def last(self) -> PenaltyRecord | None:
+        """What the last step saw. Its numbers are tensors until they are asked for."""
+        self._deferred.raise_if_seen()
+        if self._last is None and self._seen is not None:
+            outcomes, strength, method, error = self._seen
+            self._last = record_of(outcomes, strength=strength, method=method, error=error)
+        return self._last
 
     def backward(
         self,
@@ -175,11 +220,18 @@ class GradientPenalty:
         """
         if not math.isfinite(weight):
             raise InputError(f"weight={weight}; expected a finite number.")
-        found, loss, _ = self._differentiate(
+        if not torch.is_grad_enabled():
+            raise InputError(
+                "penalty.backward was called without grad mode, where torch gives no gradient either; expected a call "
+                "outside of torch.no_grad() and torch.inference_mode(). To look at the loss alone, call the closure."
+            )
+        sink, loss, _ = self._differentiate(
             closure, batch, second_view, weight=weight, scaler=scaler, number=step, collect=False
         )
-        if found.found_gradients:
-            found.hand_over(loss, scale=1.0).backward()
+        if scaler is None and weight <= 1:  # a larger weight may be the scale itself
+            self._runner.scaling.watch_optimizer(self.parameters.values())
+        if sink is not None:
+            sink.into_grad(loss)
         return loss
 
     def loss(
@@ -209,10 +261,14 @@ class GradientPenalty:
             _check_closure(closure, "loss")
             losses = [closure(*batch), *([] if second_view is None else [second_view()])]
             return losses[0] if second_view is None else torch.stack(losses).mean()
-        found, loss, scale = self._differentiate(
+        sink, loss, scale = self._differentiate(
             closure, batch, second_view, weight=1.0, scaler=scaler, number=step, collect=True
         )
-        return found.hand_over(loss, scale=scale)
+        assert sink is not None
+        made = sink.hand_over(loss, scale)
+        if scaler is None:
+            self._runner.scaling.watch_backward(made)
+        return made
 
     def _differentiate(
         self,
@@ -224,99 +280,92 @@ class GradientPenalty:
         scaler: torch.amp.GradScaler | None,
         number: int | None,
         collect: bool,
-    ) -> tuple[Step, Tensor, float]:
-        """One step: gradients are added to `.grad` at once, or kept in the returned step (always, with `collect`)."""
+    ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
+        """One step: where its gradients are (None: in `.grad`; never with `collect`), its loss, and their scale."""
         _check_closure(closure, "loss" if collect else "backward")
-        # Layers may have been frozen or replaced since the last step.
-        self.parameters = penalised_parameters(self.model, self.exclude)
-        refuse_shards(self.model, self.parameters, method=self.method)
+        parameters = self._parameters.now()
+        strength = self._strength.now(
+            step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps
+        )
+        penalised = isinstance(strength, Tensor) or strength != 0
         method = choose(self.method)
-        strength = self._strength_now(self.steps if number is None else whole_number("step", number, at_least=0))
-        check = strength > 0 and not method.exact and self._approximation.begin(self.steps)
-        scale = _scale(scaler, next(iter(self.parameters.values())).device)
+        check = penalised and not method.exact and self._approximation.begin(self.steps)
         pieces = split(batch, self.micro_batch_size, "backward")
-        if not strength:  # nothing is asked of single micro-batches
+        if not penalised:  # nothing is asked of single micro-batches
             pieces = [Piece(batch)]
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
-        size = next(lengths(batch), None)
-        autocast = AmbientAutocast.now(self.model)
-        with (
-            translated_errors(),
-            autocast.switched_off(),
-            self._workers.step(self.model, strength, weight, size) as step,
-            torch.enable_grad(),
-        ):
-            if not collect:
-                step.refuse_backward_inside_ddp()
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        device = next(iter(parameters.values())).device
+        scale = _scale(scaler, device)
+        if isinstance(scale, Tensor) and self.method == "finite_difference":
+            scale = float(scale)
+        with translated_errors(), self._with_workers(strength, weight, batch) as ours:
+            sink: GradientSum | Step | None = ours
+            if ours is not None and not collect:
+                ours.refuse_backward_inside_ddp()
             # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
-            deliver = step.deliver if collect or step.distributed or len(pieces) > 1 else None
+            if sink is None and (collect or len(pieces) > 1):
+                sink = GradientSum()
+            together = ours if self.of == "global_batch" else None
             task = Task(
                 model=self.model,
-                parameters=self.parameters,
+                parameters=parameters,
                 closures=(),
                 strength=strength,
-                exact=method.exact or strength == 0,
+                exact=method.exact or not penalised,
                 weight=weight,
                 scale=scale,
                 generators=self.generators,
-                mean=step.mean if self.of == "global_batch" else None,
-                deliver=deliver,
+                known_modules=self._parameters.modules,
+                mean=None if together is None else together.mean,
+                deliver=None if sink is None else sink.add,
                 central=self.central,
                 check_error=check,
                 tolerance=self._approximation.tolerance,
-                largest=step.largest if self.of == "global_batch" else None,
-                check_sites=not self._sites_checked,
+                largest=None if together is None else together.largest,
+                may_overflow=scaler is not None,
+                deferred=self._deferred.now(self.steps, device, due=self._runner.due),
             )
+            outcomes, _ = self._runner.run(
+                task, closure, Piece(batch), pieces, self._run, second_view=second_view, scaler=scaler,
+                in_one_pass=self.method == "gram",
+            )  # fmt: skip
+        of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
+        self._source.content = f"are those of a loss with a penalty{of_strength}" if penalised else None
+        self._remember(outcomes, strength, weight)
+        if self._strength.limit is not None and penalised and weight:
+            seen = record_of(outcomes, strength=strength, method=self.method)
+            self._strength.limit.see(seen.batch_sharpness, None if ours is None else ours.largest_after)
+        return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), task.scale
 
-            def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
-                found = []
-                for piece in pieces:
-                    closures: list[Closure] = [partial(closure, *piece.batch)]
-                    if second_view is not None:
-                        closures.append(second_view)
-                    around = tuple(autocast.around(each) for each in closures)
-                    part = dataclasses.replace(task, closures=around, weight=task.weight * piece.share)
-                    outcome = self._run(part)
-                    found.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
-                return found, []
+    def _with_workers(
+        self, strength: float | Tensor, weight: float, batch: tuple[Any, ...]
+    ) -> AbstractContextManager[Step | None]:
+        if not in_a_group():
+            return nullcontext()
+        return self._workers.step(self.model, float(strength), weight, next(lengths(batch), None))
 
-            if len(pieces) > 1 and strength and self.method == "gram":
-                with twice_differentiable(self.attention, self._attention_notice):
-                    outcomes, _ = self._micro_batches_in_one_pass.run(
-                        task,
-                        lambda *part: autocast.around(partial(closure, *part))(),
-                        pieces,
-                        loop=one_after_another,
-                        compare=bool(self.check_every) and self.steps % self.check_every == 0,
-                    )
-            else:
-                outcomes, _ = one_after_another(task, pieces)
-        self.steps += 1
-        if strength:
-            self._source.holds(self.parameters.values(), f"are those of a loss with a penalty of strength {strength:g}")
-        self._sites_checked |= any(outcome.checked for outcome in outcomes)
-        loss = self._record(outcomes, strength, weight)
-        if self._ratio_limit is not None and self.last is not None and strength and weight:
-            self._ratio_limit.see(self.last.batch_sharpness, step.largest_after)
-        return step, loss, scale
-
-    def _run(self, task: Task) -> Outcome:
+    def _run(self, task: Task) -> Outcomes:
+        """One micro-batch, by this penalty's method."""
         method = choose(self.method)
-        if task.strength == 0:
-            return plain_step(task) if is_sharded(self.model) else _plain(task)
+        if not task.penalised:
+            return (plain_step(task) if is_sharded(self.model) else _plain(task)), []
+        if self._automatic and self.method == "gram" and len(task.closures) > 1:
+            return replace(choose("double_backward").backward(task), method="double_backward"), []
         if method.exact:
-            return self._run_exact(method, task)
-        return self._approximation.run(method, task, run_exact=self._run_exact)
+            return method.backward(task), []
+        return self._approximation.run(method, task, run_exact=self._run_exact), []
 
     def _run_exact(self, method: Method, task: Task) -> Outcome:
-        with twice_differentiable(self.attention, self._attention_notice):
+        with self._runner.twice_differentiable():
             return method.backward(task)
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
         task = Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
-        exact = twice_differentiable(self.attention, self._attention_notice)
+        exact = self._runner.twice_differentiable()
         with translated_errors(), self._workers.alone(self.model), torch.enable_grad(), exact:
             return gram.plan(task)
 
@@ -324,8 +373,8 @@ class GradientPenalty:
         strength = "a schedule" if callable(self.strength) else f"{self.strength:g}"
         options = {
             "micro_batch_size": self.micro_batch_size,
-            "every": None if self.every == 1 else self.every,
-            "probability": self.probability,
+            "every": None if self._strength.every == 1 else self._strength.every,
+            "probability": self._strength.probability,
             "exclude": list(self.exclude) or None,
             "of": None if self.of == "micro_batch" else self.of,
         }
@@ -337,61 +386,29 @@ class GradientPenalty:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the step count, the coin of `probability`, λ and the sharpness that limits it.
+        """What a resumed run needs: the step count, the seed of the coins, λ, the sharpness that limits it, and whether
+        the loss is a mean over rows.
 
         λ is None where it is a function of the step, the sharpness where there is no `largest_ratio`.
         `passed_strength` is the λ that this object was made with, `strength` the present one.
         """
-        return {
-            "steps": self.steps,
-            "coin": self._coin.get_state(),
-            "strength": _number_or_none(self.strength),
-            "passed_strength": self._passed_strength,
-            "sharpness": None if self._ratio_limit is None else self._ratio_limit.sharpness,
-        }
+        row_mean = self._runner.micro_batches.row_mean.state_dict()
+        return {"steps": self.steps, **self._strength.state_dict(), "row_mean": row_mean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The step count, the coin and the sharpness are the state's. A strength that this object was made with wins.
+        """The step count, the seed and the sharpness are the state's. A strength that this object was made with wins.
 
         Where it is the number that the stored run was made with, the state's strength is taken, which that run may
         have set since; where it is another number, or a function of the step, it stays, and a line is logged.
         """
         self.steps = int(state["steps"])
-        self._coin.set_state(state["coin"])
-        if self._ratio_limit is not None:
-            self._ratio_limit.sharpness = state.get("sharpness")
-        if "strength" not in state:  # stored by version 0.1
-            return
-        stored, passed = state["strength"], self._passed_strength
-        if stored is not None and passed is not None and passed == state.get("passed_strength", stored):
-            _check_strength(stored)
-            self.strength = float(stored)
-        elif stored != passed:
-            shown = ["a function of the step" if value is None else f"{value:g}" for value in (passed, stored)]
-            _log.warning(
-                "GradientPenalty goes on with the strength passed now, %s; the checkpoint's was %s. "
-                "Step count and random state are the checkpoint's.",
-                *shown,
-            )
+        self._strength.load_state_dict(state)
+        if "row_mean" in state:
+            self._runner.micro_batches.row_mean.load_state_dict(state["row_mean"])
 
-    def _strength_now(self, step: int) -> float:
-        """λ of this step, with the weight k or 1/p on steps that carry the penalty and 0 on the others; then held."""
-        strength = self._weighted_strength(step)
-        return strength if strength == 0 or self._ratio_limit is None else self._ratio_limit.held(strength)
-
-    def _weighted_strength(self, step: int) -> float:
-        strength = self.strength(step) if callable(self.strength) else self.strength
-        _check_strength(strength)
-        strength = float(strength)
-        if self.probability is not None:
-            heads = torch.rand((), generator=self._coin).item() < self.probability
-            return strength / self.probability if heads else 0.0
-        return strength * self.every if step % self.every == 0 else 0.0
-
-    def _record(self, outcomes: list[Outcome], strength: float, weight: float) -> Tensor:
-        if strength == 0:
-            self.last = record_of(outcomes, strength=strength, method=self.method)
-            return self.last.loss
+    def _remember(self, outcomes: list[Outcome], strength: float | Tensor, weight: float) -> None:
+        if weight == 0:  # a gradient of weight 0 does not tell its parts
+            outcomes = [replace(outcome, part=None) for outcome in outcomes]
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         if errors:
             self._error = max(errors)
@@ -401,21 +418,25 @@ class GradientPenalty:
                     f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
                     stacklevel=4,
                 )
-        if weight == 0:  # a gradient of weight 0 does not tell its parts
-            outcomes = [dataclasses.replace(outcome, part=None) for outcome in outcomes]
         # Of several micro-batches an exact method may have taken some: the record is that of the others.
         instead = None if any(outcome.method is None for outcome in outcomes) else outcomes[0].method
         error = self._error if instead is None else None
-        self.last = record_of(outcomes, strength=strength, method=instead or self.method, error=error)
-        return self.last.loss
+        self._last, self._seen = None, (outcomes, strength, instead or self.method, error)
+
+
+def _chosen(method: str, model: nn.Module, *, micro_batch_size: int | None, of: str) -> str:
+    if method != "auto":
+        return choose(method).name
+    if of == "global_batch":  # its mean gradient has to be formed, so `gram` gains nothing
+        return "double_backward"
+    return fastest_exact(model, micro_batch_size=micro_batch_size).name
 
 
 def _plain(task: Task) -> Outcome:
     """Strength 0: bitwise what `loss.backward()` does."""
     losses = [task.loss(closure) for closure in task.closures]
     loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-    factor = task.weight * task.scale
-    task.finish(loss if factor == 1.0 else factor * loss)
+    task.finish(loss, factor=task.weight * task.scale)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
 
 
@@ -427,21 +448,9 @@ def _check_closure(closure: Any, caller: str) -> None:
         )
 
 
-def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float:
+def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float | Tensor:
     """What the scaler multiplies losses with; `scale`, unlike `get_scale`, also makes it ready for its `step`."""
-    if scaler is None or not scaler.is_enabled():
+    if scaler is None:
         return 1.0
-    return float(scaler.scale(torch.ones((), dtype=torch.float32, device=device)))
-
-
-def _number_or_none(strength: Strength) -> float | None:
-    return None if callable(strength) else float(strength)
-
-
-def _check_strength(strength: Any) -> None:
-    if callable(strength):
-        return
-    if isinstance(strength, bool) or not isinstance(strength, numbers.Real):
-        raise InputError(f"strength={strength!r}; expected a number or a function of the step.")
-    if not math.isfinite(strength) or strength < 0:
-        raise InputError(f"strength={strength}; expected a finite number that is not negative.")
+    scale = scaler.scale(torch.ones((), dtype=torch.float32, device=device))
+    return scale if device.type == "mps" else scale.double()  # products with weights and λ are not rounded to float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart
-from tacit.penalty.surroundings.compiled import uncompiled
+from tacit.penalty.surroundings.compiled import CompiledNotice, uncompiled
 from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
 from tacit.penalty.surroundings.state import without_hooks
 
@@ -34,11 +35,13 @@ class Task:
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
     closures: tuple[Closure, ...]
-    strength: float
+    strength: float | Tensor
     weight: float = 1.0
     loss_weight: float = 1.0  # of Ĉ beside its penalty: 0 where Ĉ's own gradient is taken elsewhere
     exact: bool = True  # what the method claims
-    scale: float = 1.0  # GradScaler's: what backward is multiplied with, so that half precision does not underflow
+    scale: float | Tensor = (
+        1.0  # GradScaler's: what backward is multiplied with, so that half precision does not underflow
+    )
     generators: tuple[torch.Generator, ...] = ()
     mean: Callable[[Sequence[Tensor]], list[Tensor]] | None = None
     deliver: Callable[[Sequence[Tensor], Sequence[Tensor]], None] | None = None  # in place of adding to `.grad`
@@ -47,10 +50,37 @@ class Task:
     tolerance: float | None = None  # the largest estimated error with which gradients may be delivered; None: any
     largest: Callable[[float], float] | None = None  # over workers, where all must take the same way
     check_sites: bool = False  # whether `gram` compares what its layers give with a plain backward pass
+    look: Callable[[Tensor], None] | None = None  # at the graph of each loss, on steps where that is affordable
+    compiled: CompiledNotice | None = None  # to give where compiled code runs as it was written
+    may_overflow: bool = False  # whether a GradScaler skips steps that are not finite
+    known_modules: Sequence[nn.Module] = ()
+    deferred: DeferredCheck | None = None  # that a loss is finite, where nothing may wait for the device
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The model's, as `PenalisedParameters` saw them at the beginning of the step, where that is known."""
+        return self.known_modules or list(self.model.modules())
+
+    @property
+    def penalised(self) -> bool:
+        return isinstance(self.strength, Tensor) or self.strength != 0
+
+    @property
+    def factor(self) -> float | Tensor:
+        """What every gradient is multiplied with."""
+        return self.weight * self.scale
+
+    @property
+    def scaled(self) -> bool:
+        return isinstance(self.scale, Tensor) or self.scale != 1
 
     def loss(self, closure: Closure) -> Tensor:
         """The closure's loss, checked."""
-        with torch.enable_grad(), uncompiled() if self.exact and self.strength else nullcontext(), modes_on():
+        with (
+            torch.enable_grad(),
+            uncompiled(self.compiled) if self.exact and self.penalised else nullcontext(),
+            modes_on(),
+        ):
             value = closure()
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -60,10 +90,14 @@ class Task:
                 "the closure returned a loss without a graph; expected one that depends on trainable parameters. "
                 "Remove torch.no_grad() or .detach() from the closure."
             )
-        if not torch.isfinite(value):
+        if self.look is not None:
+            self.look(value)
+        if self.deferred is not None and not self.may_overflow:
+            self.deferred.see(value)
+        elif not self.may_overflow and not math.isfinite(value.item()):
             raise InputError(
-                f"the loss is {value.item()}; expected a finite number. An empty batch gives nan, "
-                "a learning rate that is too large gives inf."
+                f"the loss is {value.item()}; expected a finite number. An empty batch gives nan, a learning rate that "
+                "is too large gives inf; where float16 overflows, a GradScaler given as scaler= skips the step."
             )
         refuse_wrong_graphs(value, exact=self.exact)
         return value.reshape(())
@@ -77,7 +111,7 @@ class Task:
         objective: Tensor,
         watch: GradientWatch | None = None,
         *,
-        factor: float = 1.0,
+        factor: float | Tensor = 1.0,
         outputs: Sequence[Tensor] = (),
         cotangents: Sequence[Tensor] = (),
     ) -> None:
@@ -86,7 +120,8 @@ class Task:
         With `deliver` the gradients are handed to it instead, with all hooks silent.
         """
         roots = [objective, *outputs]
-        seeds = [torch.full_like(objective, factor), *cotangents]
+        one = torch.ones_like(objective)
+        seeds = [one if isinstance(factor, float) and factor == 1 else factor * one, *cotangents]
         if self.deliver is None:
             with nullcontext() if watch is None else watch.watching(), modes_on():
                 torch.autograd.backward(roots, seeds)
@@ -99,6 +134,37 @@ class Task:
         if watch is not None:
             watch.see_all(leaves, gradients)
         self.deliver(leaves, gradients)
+
+
+class DeferredCheck:
+    """Whether a loss was not finite, kept on the device until somebody asks."""
+
+    def __init__(self, defer: bool | None) -> None:
+        self.defer, self.first_step = defer, 0
+        self.seen: Tensor | None = None
+
+    def now(self, step: int, device: torch.device, *, due: bool) -> DeferredCheck | None:
+        """Itself where checks are deferred on this device, None where each loss is checked at once."""
+        if not (device.type != "cpu" if self.defer is None else self.defer):
+            return None
+        if due:
+            self.raise_if_seen()
+            self.first_step = step
+        return self
+
+    def see(self, loss: Tensor) -> None:
+        bad = loss.detach().isfinite().logical_not()
+        self.seen = bad if self.seen is None else self.seen | bad
+
+    def raise_if_seen(self) -> None:
+        if self.seen is None or self.seen.device.type == "meta":
+            return
+        bad, self.seen = bool(self.seen), None
+        if bad:
+            raise InputError(
+                f"a loss was not finite at step {self.first_step} or after it; expected finite numbers. An empty batch "
+                "gives nan, a learning rate that is too large gives inf. Use defer_checks=False to learn at which step."
+            )
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ class PenalisedParameters:
 
     def _walk(self) -> None:
         self.by_name = penalised_parameters(self.model, self.exclude)
+        self.modules = list(self.model.modules())
         self._seen = [
             (module._modules, [*module._modules.values()], module._parameters, [*module._parameters.values()])
-            for module in self.model.modules()
+            for module in self.modules
         ]
         self._trainable = [(p, p.requires_grad) for p in self.model.parameters()]
 

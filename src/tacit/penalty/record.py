@@ -20,17 +20,17 @@ class PenaltyRecord:
     - `gradient_squared_norm`, ‖∇Ĉ‖², is None on steps without a penalty.
     - `error` is the estimated relative error of the penalty's part of the gradient, for approximate methods, from the
       last step that checked it.
-    - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩ and `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, both over the penalised parameters;
-      None where they are not at hand: two views, the global batch of several workers, and in `gram` wide weights with
-      several uses or many rows, where they would cost a product, and weight 0. Micro-batches in one pass have the first
-      alone.
+    - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩, over the penalised parameters. It is None, and `batch_sharpness` with it, on steps
+      of weight 0 or without a penalty, with two views, `of="global_batch"` or sparse gradients.
+    - `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, None there and where `gram` does not form a weight's gradient: with
+      micro-batches in one pass, and in the Gram form with several uses or many rows.
 
     With micro-batches all numbers but the last are means over them; that one is the root of the mean square. So
     `batch_sharpness` is Σₖ⟨gₖ, Hₖ gₖ⟩ / Σₖ‖gₖ‖², which weights each micro-batch with its ‖gₖ‖².
     """
 
     loss: Tensor
-    strength: float
+    applied: float | Tensor  # λ, on the device where a limit decides it
     method: str
     gradient_squared_norm: Tensor | None = None
     error: float | None = None
@@ -38,10 +38,15 @@ class PenaltyRecord:
     penalty_gradient_norm: Tensor | None = None
 
     @property
+    def strength(self) -> float:
+        """λ of this step, with the weight k or 1/p, after the limit."""
+        return float(self.applied)
+
+    @property
     def penalty(self) -> Tensor:
         if self.gradient_squared_norm is None:
             return torch.zeros_like(self.loss)
-        return self.strength / 4 * self.gradient_squared_norm
+        return self.applied / 4 * self.gradient_squared_norm
 
     @property
     def batch_sharpness(self) -> Tensor | None:
@@ -70,13 +75,13 @@ class PenaltyRecord:
 
 
 def record_of(
-    outcomes: Sequence[Outcome], *, strength: float, method: str, error: float | None = None
+    outcomes: Sequence[Outcome], *, strength: float | Tensor, method: str, error: float | None = None
 ) -> PenaltyRecord:
     """The record of one step from the outcomes of its micro-batches: means over rows."""
-    loss = _mean(outcomes, [outcome.loss for outcome in outcomes])
-    if strength == 0:
+    loss = mean_over_rows(outcomes, [outcome.loss for outcome in outcomes])
+    if not isinstance(strength, Tensor) and strength == 0:
         return PenaltyRecord(loss, strength, method)
-    norm = _mean(outcomes, [outcome.gradient_squared_norm for outcome in outcomes])
+    norm = mean_over_rows(outcomes, [outcome.gradient_squared_norm for outcome in outcomes])
     curvatures = [None if outcome.part is None else outcome.part.curvature for outcome in outcomes]
     squares = [None if outcome.part is None else outcome.part.squared_norm for outcome in outcomes]
     length = _mean_where_known(outcomes, squares)
@@ -88,10 +93,10 @@ def record_of(
 
 def _mean_where_known(outcomes: Sequence[Outcome], values: Sequence[Tensor | None]) -> Tensor | None:
     known = [value for value in values if value is not None]
-    return _mean(outcomes, known) if len(known) == len(values) else None
+    return mean_over_rows(outcomes, known) if len(known) == len(values) else None
 
 
-def _mean(outcomes: Sequence[Outcome], values: Sequence[Tensor]) -> Tensor:
+def mean_over_rows(outcomes: Sequence[Outcome], values: Sequence[Tensor]) -> Tensor:
     """The mean of one value for each outcome, weighted by the rows of each."""
     if len(values) == 1:
         return values[0]

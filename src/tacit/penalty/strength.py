@@ -69,13 +69,15 @@ class Strength:
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "seed": self.seed,
             "strength": number_or_none(self.value),
             "passed_strength": self.passed,
             "sharpness": None if self.limit is None else self.limit.sharpness_or_none(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The sharpness is the state's. Of two strengths, one that differs from what the stored run was given wins."""
+        """Seed and sharpness are the state's; a strength that differs from what the stored run was given wins."""
+        self.seed = int(state.get("seed", self.seed))
         if self.limit is not None:
             self.limit.set_sharpness(state.get("sharpness"))
         stored, passed = state.get("strength"), self.passed
@@ -108,7 +110,7 @@ class RatioLimit:
         largest = torch.where(s > 0, 2 * self.ratio / s, math.inf).clamp(max=strength)
         return torch.where(s.isfinite(), largest, FIRST * strength)
 
-    def see(self, sharpness: Tensor | None, over_workers: Callable[[Tensor], Tensor | None]) -> None:
+    def see(self, sharpness: Tensor | None, over_workers: Callable[[Tensor], Tensor | None] | None) -> None:
         """Take note of a penalised step. Of several workers the sharpest counts; None where the step has no number."""
         if sharpness is None:
             if self.known:
@@ -119,7 +121,7 @@ class RatioLimit:
             self.known = False
             return
         self.known = True
-        new = over_workers(sharpness)
+        new = sharpness if over_workers is None else over_workers(sharpness)
         if new is None:
             return
         if self.sharpness is None:

@@ -24,6 +24,36 @@ NAMED: dict[str, Scenario] = {
     "two_views_of_batch_norm_in_a_checkpoint": Scenario(
         ops=(Op("checkpointed", 4, 0, (Op("batch_norm"),)),), batch=2, two_views=True
     ),
+    # The comparison of the first step ran the block again, where the norm's own pass had not reached it.
+    "batch_norm_in_a_checkpoint_below_the_norm": Scenario(
+        ops=(Op("checkpointed", 4, 0, (Op("batch_norm"),)),), batch=6, exclude=(0, 1)
+    ),
+    # One block is run again by the norm's pass and by the last one, the other by the last one only.
+    "two_checkpoints_of_which_one_is_below_the_norm": Scenario(
+        ops=(
+            Op("checkpointed", 4, 0, (Op("batch_norm"),)),
+            Op("linear"),
+            Op("checkpointed", 4, 0, (Op("batch_norm"),)),
+        ),
+        batch=6,
+        exclude=(0, 1),
+    ),
+    # One pass over micro-batches wrote a buffer once that a loop writes once for each, and did not put it back.
+    **{
+        f"a_buffer_written_in_way_{way}": Scenario(
+            ops=(Op("linear"), Op("count_passes", 4, way), Op("curve"), *extra), batch=8, micro_batches=4, calls=2
+        )
+        for way, extra in [(way, (Op("draw"),) * (way % 2)) for way in range(8)]
+    },
+    # torch.vmap counts and pads indices over all micro-batches.
+    "an_embedding_that_counts_outside_of_the_norm": Scenario(
+        ops=(Op("counted_tokens"), Op("curve"), Op("draw")), inputs="tokens", batch=8, micro_batches=4, exclude=(0,)
+    ),
+    # A raw error: the square of a complex gradient is no length.
+    "complex_parameters": Scenario(ops=(Op("spectral"), Op("curve"), Op("spectral", 4, 1), Op("spectral", 4, 2))),
+    "complex_parameters_in_micro_batches": Scenario(
+        ops=(Op("spectral"), Op("curve"), Op("spectral", 4, 1)), batch=8, micro_batches=4, calls=2
+    ),
     # The recomputation ran torch's own hardsigmoid where the first pass had run one with a second derivative.
     "hardsigmoid_in_a_checkpoint": Scenario(
         ops=(Op("checkpointed", 4, 0, (Op("linear", 6), Op("curve", 4, 12))),), seed=5

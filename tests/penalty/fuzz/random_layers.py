@@ -115,9 +115,9 @@ def transposed_convolution(net: Network, path: str, x: Tensor, op: Op) -> Tensor
 
 @op
 def lookup(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
-    """An embedding of fixed indices, added: repeated indices, with a padding index or without."""
+    """An embedding of fixed indices, added: repeated indices, plain, with a padding index, or counted."""
     padding = 0 if op.option == 1 else None
-    table = net.part(path, lambda: nn.Embedding(3, features(x), padding_idx=padding))
+    table = net.part(path, lambda: nn.Embedding(3, features(x), padding_idx=padding, scale_grad_by_freq=op.option == 2))
     rows = table(torch.tensor([0, 1, 1, 2]))
     return x + like_features(rows.sum(0), x)
 
@@ -249,6 +249,29 @@ def scale(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
         x += like_features(vector, x)
         return x
     return x * like_features(vector, x)
+
+
+@op
+def counted_tokens(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
+    """The embedding of tokens divides its gradient by how often each one is in the batch."""
+    return x
+
+
+@op
+def spectral(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
+    """Complex parameters: a filter on frequencies, or a complex layer among them."""
+    count = features(x)
+    frequencies = count // 2 + 1
+    shape = [(frequencies,), (frequencies, frequencies), ()][op.option % 3]
+    dtype = torch.complex128 if x.dtype == torch.float64 else torch.complex64
+    weight = net.parameter(path, *shape, dtype=dtype)
+
+    def layer(rows: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(rows if rows.dtype == torch.float64 else rows.float())
+        made = F.linear(spectrum, weight) if op.option % 3 == 1 else spectrum * weight
+        return torch.fft.irfft(made, n=count).to(rows.dtype)
+
+    return on_last_axis(x, layer)
 
 
 @op

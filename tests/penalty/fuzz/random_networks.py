@@ -50,7 +50,7 @@ class Network(nn.Module):
             self(example)
             for parameter in self.parameters():
                 fan_in = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
-                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                noise = torch.randn(tuple(parameter.shape), generator=generator, dtype=parameter.dtype)
                 centre = 0.5 if parameter.dim() < 2 else 0.0
                 parameter.copy_(centre + noise * (0.7 / fan_in**0.5 if parameter.dim() > 1 else 0.3))
             for module in self.modules():
@@ -68,11 +68,11 @@ class Network(nn.Module):
                 self.matrices += [(module, name) for name, p in module.named_parameters(recurse=False) if p.dim() == 2]
         return self.parts[path]
 
-    def parameter(self, path: str, *shape: int) -> nn.Parameter:
+    def parameter(self, path: str, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         if path not in self.bare:
             assert not self.ready, path
-            self.bare[path] = nn.Parameter(torch.zeros(shape))
-            if len(shape) == 2:
+            self.bare[path] = nn.Parameter(torch.zeros(shape, dtype=dtype))
+            if len(shape) == 2 and dtype is None:
                 self.matrices.append((self.bare, path))
         return self.bare[path]
 
@@ -86,7 +86,8 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            x = self.part("embed", lambda: nn.Embedding(self.vocabulary, 4))(x)
+            counted = any(op.name == "counted_tokens" for op in self.ops)
+            x = self.part("embed", lambda: nn.Embedding(self.vocabulary, 4, scale_grad_by_freq=counted))(x)
         x = run(self, self.ops, "op", x)
         if x.dim() == 4:
             x = x.mean((2, 3))

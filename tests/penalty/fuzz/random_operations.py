@@ -67,6 +67,39 @@ def dropout(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
 
 
 @op
+def draw(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
+    """A draw that changes nothing: where a closure draws, one pass over micro-batches is not compared with a loop."""
+    return x + 0 * torch.rand((), dtype=x.dtype)
+
+
+class _Passes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(2))
+
+
+_WRITES: list[Callable[[Tensor], object]] = [
+    lambda buffer: buffer.add_(1),
+    lambda buffer: torch.add(buffer, 1, out=buffer),
+    lambda buffer: buffer.data.add_(1),
+    lambda buffer: buffer[1:].add_(1),
+    lambda buffer: [part.add_(1) for part in buffer.chunk(2)],
+    lambda buffer: buffer.detach().add_(1),
+    lambda buffer: torch._foreach_add_([buffer], 1),
+    lambda buffer: buffer.__setitem__(0, buffer[0] + 1),
+]
+
+
+@op
+def count_passes(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
+    """A buffer that is written and read: the number of passes so far scales the activations."""
+    buffer = net.part(path, _Passes).passes
+    if net.ready and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        _WRITES[op.option % len(_WRITES)](buffer)  # not in a checkpoint: its second run would read another number
+    return x * (1 + 0.1 * buffer.sum()).to(x.dtype)
+
+
+@op
 def softmax(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
     return torch.softmax(x, dim=1 if x.dim() == 4 or op.option else -1)
 

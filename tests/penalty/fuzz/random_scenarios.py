@@ -149,9 +149,9 @@ def set_up(s: Scenario) -> Setup:
 
 _OPTIONS = {
     "bare_linear": 3, "linear": 2, "matmul": 3, "addmm": 3, "einsum": 2, "baddbmm": 2, "convolution": 10,
-    "depthwise": 3, "lookup": 2, "recurrent": 3, "again": 4, "norm": 5, "batch_norm": 2, "gate": 7, "scale": 4,
+    "depthwise": 3, "lookup": 3, "recurrent": 3, "again": 4, "norm": 5, "batch_norm": 2, "gate": 7, "scale": 4,
     "attention": 3, "curve": 18, "curve_in_place": 8, "write": 6, "dropout": 2, "softmax": 2, "view": 8, "pool": 2,
-    "mix_examples": 4, "residual": 2, "branches": 2,
+    "mix_examples": 4, "residual": 2, "branches": 2, "count_passes": 8, "spectral": 3,
 }  # fmt: skip
 _NESTED = ("residual", "branches", "checkpointed")
 _SIZED = ("linear", "bare_linear", "matmul", "addmm", "einsum", "baddbmm", "convolution", "transposed_convolution",

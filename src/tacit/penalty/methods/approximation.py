@@ -59,6 +59,8 @@ class Approximation:
             return self._run_exact_instead(method, task, run_exact)
         start = RandomState.now(self.model, self.generators) if task.check_error and task.tolerance else None
         outcome = method.backward(task)
+        if task.check_error and outcome.error is None:  # half precision overflowed: the next step is checked instead
+            self.checked_at = None
         if outcome.delivered:
             return outcome
         found = f"method={method.name!r}: the penalty's gradient has an estimated relative error of {outcome.error:.0%}"
@@ -76,7 +78,9 @@ class Approximation:
 
     def _run_exact_instead(self, method: Method, task: Task, run_exact: Callable[[Method, Task], Outcome]) -> Outcome:
         causes: list[InputError] = []
-        for name in dict.fromkeys((fastest_exact(self.model).name, "double_backward")):
+        one_gradient = len(task.closures) == 1 and task.mean is None  # `gram` has neither two views nor workers' means
+        fastest = fastest_exact(self.model).name if one_gradient else "double_backward"
+        for name in dict.fromkeys((fastest, "double_backward")):
             try:
                 with translated_errors():
                     return replace(run_exact(choose(name), replace(task, exact=True)), method=name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
-from tacit._tree import total
+from tacit._tree import real, total
 from tacit.layers.layer_use import Site
 from tacit.layers.modes import modes_on
 from tacit.penalty.surroundings.state import without_hooks
@@ -28,14 +28,12 @@ NOISE_FACTOR = 20
 
 
 def check_against_double_backward(
-    losses: Sequence[Tensor],
+    loss: Tensor,
     sites: Sequence[Site],
-    input_gradients_to_come: Sequence[bool],
     parameters: Sequence[nn.Parameter],
     *,
     norm: Tensor,
-    scale: float,
-    means: Sequence[Sequence[Tensor]] | None,
+    scale: float | Tensor,
 ) -> bool:
     """Raises where `norm` or its gradient differs from double backward's; returns whether they could be compared.
 
@@ -43,22 +41,20 @@ def check_against_double_backward(
     GradScaler, which expects that, and a run that diverges has no norm either. So it is where rounding hides the
     difference, and where torch has no second derivative for a plain double backward.
     """
-    leaves = list({id(leaf): leaf for loss in losses for leaf in leaf_uses(loss)}.values())
-    found = _gradients_by_sites(losses, sites, input_gradients_to_come, norm, leaves)
+    leaves = list(leaf_uses(loss))
+    found = _gradients_by_sites(loss, sites, norm, leaves)
     try:
-        plain_norm, largest, plain = _by_double_backward(losses, sites, parameters, leaves, scale, means)
+        plain_norm, plain = _by_double_backward(loss, sites, parameters, leaves, scale)
     except RuntimeError:
         return False
     if not (norm.isfinite() and plain_norm.isfinite()):
         return False
     unit = _coarsest_unit(sites)
     # A gradient of 0, by symmetry or at the end of training, is the rounding of numbers of the loss's size.
-    size_of_loss = max(float(loss.detach().abs()) for loss in losses)
-    if largest <= (100 * max(unit, torch.finfo(norm.dtype).eps) * size_of_loss) ** 2:
+    if plain_norm <= (100 * max(unit, torch.finfo(norm.dtype).eps) * float(loss.detach().abs())) ** 2:
         return False
     norm_tolerance = TOLERANCE if unit < TOLERANCE / ROUNDINGS else HALF_PRECISION_NORM
-    # With two views or workers the norm is a difference of squares, whose size sets the scale of its rounding.
-    if (norm.detach() - plain_norm).abs() > norm_tolerance * largest:
+    if (norm.detach() - plain_norm).abs() > norm_tolerance * plain_norm:
         raise InputError(
             f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass "
             f"{plain_norm.item():.6g}; some use of a parameter was not seen. Use method='double_backward'."
@@ -69,11 +65,8 @@ def check_against_double_backward(
     if apart <= max(TOLERANCE, ROUNDINGS * unit) * size:
         return True
     # Scaled by 3, which is no power of two, all products round differently: what that changes is rounding.
-    *_, again = _by_double_backward(losses, sites, parameters, leaves, 3 * scale, means)
+    _, again = _by_double_backward(loss, sites, parameters, leaves, 3 * scale)
     noise = _distance(again, plain)
-    if len(losses) > 1 and means is None:  # ½(‖a+b‖² − ‖a‖² − ‖b‖²) has the rounding of its terms
-        terms = [_by_double_backward([loss], sites, parameters, leaves, scale, None)[-1] for loss in losses]
-        noise = max(noise, torch.finfo(norm.dtype).eps * max(_length(term) for term in terms))
     if not noise.isfinite() or apart <= NOISE_FACTOR * noise:
         return False
     raise InputError(
@@ -88,51 +81,39 @@ def _coarsest_unit(sites: Sequence[Site]) -> float:
 
 
 def _gradients_by_sites(
-    losses: Sequence[Tensor],
+    loss: Tensor,
     sites: Sequence[Site],
-    input_gradients_to_come: Sequence[bool],
     norm: Tensor,
     leaves: Sequence[Tensor],
 ) -> list[Tensor]:
-    """∇R as the outer pass finds it. The losses take part with weight 0, so that every layer is visited."""
-    for site, comes in zip(sites, input_gradients_to_come, strict=True):
+    """∇R as the outer pass finds it. The loss takes part with weight 0, so that every layer is visited."""
+    for site in sites:
         site.inner, site.keep_for_another_pass = False, True
-        site.start_outer_pass(input_gradient_comes=comes)
-    objective = norm + 0 * torch.stack(list(losses)).sum()
+        site.start_outer_pass()
     try:
-        return _gradients(objective, leaves)
+        return _gradients(norm + 0 * loss, leaves)
     finally:
         for site in sites:
             site.keep_for_another_pass = False
 
 
 def _by_double_backward(
-    losses: Sequence[Tensor],
+    loss: Tensor,
     sites: Sequence[Site],
     parameters: Sequence[nn.Parameter],
     leaves: Sequence[Tensor],
-    scale: float,
-    means: Sequence[Sequence[Tensor]] | None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """R, the largest square in it, and ∇R, with every site an ordinary layer."""
+    scale: float | Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    """R and ∇R, with every site an ordinary layer."""
     were = [site.ordinary for site in sites]
     for site in sites:
         site.ordinary = lambda: True
     try:
         # Scaled as the sites' pass was, or half precision rounds the two differently.
         with without_hooks(parameters), modes_on():
-            gradients = [
-                torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True) for loss in losses
-            ]
-        squares = [_inner_product(own, own).detach() / scale**2 for own in gradients]
-        if means is None:
-            norm = _inner_product(gradients[0], gradients[-1]) / scale**2
-        else:
-            along = [_inner_product(own, other) for own, other in zip(gradients, reversed(means), strict=True)]
-            constant = _inner_product(means[0], means[-1])
-            norm = 2 * torch.stack(along).mean() / scale - constant
-            squares += [_inner_product(mean, mean) for mean in means]
-        return norm.detach(), torch.stack(squares).max(), _gradients(norm, leaves)
+            gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
+        norm = total(_wide(gradient).square().sum() for gradient in gradients if gradient is not None) / scale**2
+        return norm.detach(), _gradients(norm, leaves)
     finally:
         for site, ordinary in zip(sites, were, strict=True):
             site.ordinary = ordinary
@@ -146,13 +127,8 @@ def _gradients(objective: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)]
 
 
-def _inner_product(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:
-    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    return total((_wide(a) * _wide(b)).sum() for a, b in pairs)
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to_dense().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.to_dense()
+    return tensor.to_dense().float() if tensor.dtype in (torch.float16, torch.bfloat16) else real(tensor.to_dense())
 
 
 def _distance(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
-from tacit._tree import total
 from tacit.layers.modes import modes_on
-from tacit.layers.penalty_part import GradientWatch, PenaltyPart
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart, inner_product
 from tacit.penalty.objective import Outcome, Task
 from tacit.penalty.surroundings.buffers import BufferVersions
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
@@ -32,7 +31,7 @@ def backward(task: Task) -> Outcome:
     """
     parameters = list(task.parameters.values())
     losses = [task.loss(closure) for closure in task.closures]
-    before = BufferVersions(task.model)
+    before = BufferVersions(task.modules)
     # The last view first, as one backward pass of the mean of both losses visits them.
     gradients = [_gradients(loss, parameters, task.scale) for loss in reversed(losses)][::-1]
     plain = [_without_graph(view, parameters, task.scale) for view in gradients]
@@ -44,31 +43,28 @@ def backward(task: Task) -> Outcome:
             part, dict(zip(parameters, plain[0], strict=True)), task.weight * task.scale, task.loss_weight
         )
     directions = plain if task.mean is None else [task.mean(view) for view in plain]
-    norm = inner_product(directions[0], directions[-1])
+    norm = inner_product(directions[0], directions[-1]) if watch is None else watch.squared_norm()
     # d/dg of (λ/4)⟨gᵃ, gᵇ⟩ and of (λ/4)‖g‖², in units of the scaled gradients.
     factor = task.strength / (2 * len(losses)) * task.weight
     outputs: list[Tensor] = []
     cotangents: list[Tensor] = []
     for view, direction in zip(gradients, reversed(directions), strict=True):
-        reached = [number for number, gradient in enumerate(view) if gradient is not None and gradient.requires_grad]
-        outputs += [gradient for number in reached if (gradient := view[number]) is not None]
-        cotangents += torch._foreach_mul([direction[number].detach() for number in reached], factor) if reached else []
+        for gradient, along in zip(view, direction, strict=True):
+            if gradient is not None and gradient.requires_grad:
+                outputs.append(gradient)
+                cotangents.append(along.detach())
+    if not any(along.is_sparse for along in cotangents):
+        cotangents = list(torch._foreach_mul(cotangents, factor)) if cotangents else []
+    else:
+        cotangents = [along * factor for along in cotangents]
     with before.keep_from_here():
-        task.finish(
-            loss, watch, factor=task.weight * task.scale * task.loss_weight, outputs=outputs, cotangents=cotangents
-        )
+        task.finish(loss, watch, factor=task.loss_weight * task.factor, outputs=outputs, cotangents=cotangents)
     return Outcome(loss.detach(), norm, part=part)
 
 
-def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-    if left is right:
-        return torch.stack(torch._foreach_norm(list(left))).square().sum()
-    return total((a * b).sum() for a, b in zip(left, right, strict=True))
-
-
-def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float) -> Sequence[Tensor | None]:
+def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float | Tensor) -> Sequence[Tensor | None]:
     """`scale` times the gradient, differentiable; None where the loss does not reach a parameter."""
-    scaled = loss if scale == 1 else scale * loss
+    scaled = loss if isinstance(scale, float) and scale == 1 else scale * loss
     with without_hooks(parameters), modes_on():
         gradients = torch.autograd.grad(scaled, parameters, create_graph=True, allow_unused=True)
     if all(gradient is None for gradient in gradients):
@@ -77,10 +73,10 @@ def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float)
 
 
 def _without_graph(
-    gradients: Sequence[Tensor | None], parameters: list[torch.nn.Parameter], scale: float
+    gradients: Sequence[Tensor | None], parameters: list[torch.nn.Parameter], scale: float | Tensor
 ) -> list[Tensor]:
     plain = [
         torch.zeros_like(parameter) if gradient is None else gradient.detach()
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
-    return plain if scale == 1 else list(torch._foreach_div(plain, scale))
+    return plain if isinstance(scale, float) and scale == 1 else list(torch._foreach_div(plain, scale))

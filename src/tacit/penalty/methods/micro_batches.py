@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tacit._errors import InputError
+from tacit._tree import real
 from tacit.layers.kinds import LinearSite
 from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
-from tacit.layers.modes import modes_on
 from tacit.penalty.methods.one_pass import OnePass
+from tacit.penalty.methods.row_mean import RowMean
 from tacit.penalty.objective import Outcome, Task
 from tacit.penalty.pieces import Piece, pieces, row_tensors, with_tensors
+from tacit.penalty.sink import GradientSum
 from tacit.penalty.surroundings.state import RandomState
 
 _log = logging.getLogger("tacit")
@@ -53,8 +55,9 @@ class MicroBatches:
     """What one penalty remembers about its micro-batches: whether one pass is possible, and when it was compared."""
 
     def __init__(self) -> None:
+        self.row_mean = RowMean()
         self.in_one_pass = True
-        self.compared = False
+        self.compared = self.buffers_compared = False
         self._never_sites: set[int] = set()
 
     def run(
@@ -63,15 +66,49 @@ class MicroBatches:
         closure: Callable[..., Tensor],
         pieces: Sequence[Piece],
         *,
+        whole: Piece,
         loop: Loop,
-        compare: bool,
+        step: int,
+        check_every: int,
+        one_pass: Callable[[], AbstractContextManager[None]] | None,
         keep_factors: bool = False,
     ) -> Result:
         """Outcomes of the step. `task` has the weight of the whole batch and no closures; `loop` takes K passes.
 
-        Pieces of one size go in one pass, a smaller last one by itself. `compare` asks for a comparison at this step;
-        the first step is compared anyway. Closures that draw random numbers cannot be compared: one pass draws others
-        than the loop, from the same distribution.
+        `one_pass` is what one pass is run in; None where the method has none. Where the loss is no mean over rows its
+        own gradient is that of the whole batch, and its buffers and random numbers are those of that pass.
+        """
+        if self.row_mean.due(step, check_every):
+            self.row_mean.check(task, closure, whole, pieces, step=step)
+        compare = bool(check_every) and step % check_every == 0
+
+        def run(task: Task) -> Result:
+            if one_pass is None:
+                return loop(task, pieces)
+            with one_pass():
+                return self._run(task, closure, pieces, loop, compare, keep_factors)
+
+        if self.row_mean.holds:
+            return run(task)
+        start = RandomState.now(task.model, task.generators)
+        outcomes, sites = run(dataclasses.replace(task, loss_weight=0.0))
+        start.restore()
+        (plain,), more = loop(dataclasses.replace(task, strength=0.0), [whole])
+        return [dataclasses.replace(outcome, loss=plain.loss) for outcome in outcomes], sites + more
+
+    def _run(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        pieces: Sequence[Piece],
+        loop: Loop,
+        compare: bool,
+        keep_factors: bool,
+    ) -> Result:
+        """Pieces of one size go in one pass, a smaller last one by itself.
+
+        `compare` asks for a comparison at this step; the first step is compared anyway. Closures that draw random
+        numbers cannot be compared: one pass draws others than the loop, from the same distribution.
         """
         equal = [piece for piece in pieces if piece.share == pieces[0].share]
         if not self.in_one_pass or len(equal) == 1:
@@ -95,12 +132,17 @@ class MicroBatches:
         keep_factors: bool,
     ) -> Result:
         """Outcomes of pieces of one size, which have this share of the batch's rows."""
-        start = RandomState.now(task.model, task.generators, buffers=False)
+        # Values of buffers are copied where they are compared; at other steps a write is refused before it happens.
+        look = compare or not self.buffers_compared
+        start = RandomState.now(task.model, task.generators, buffers=look)
         whole = task if share == 1 else dataclasses.replace(task, weight=task.weight * share)
         try:
             attempt = self._prepare(whole, closure, pieces, start, keep_factors)
+            if start.of_written_buffers().buffers:
+                raise NotInOnePassError("the model writes a buffer")
+            self.buffers_compared = True
         except Exception as error:  # whatever it is, the loop either works or raises an error of the closure itself
-            start.restore()
+            start.of_written_buffers().restore()
             result = loop(task, pieces)
             self._give_up(str(error) if isinstance(error, NotInOnePassError) else _first_sentence(error))
             return result
@@ -127,9 +169,9 @@ class MicroBatches:
         try:
             made = attempt(never_sites=self._never_sites)
         except UsesChangedError:
-            start.restore()
+            start.of_written_buffers().restore()
             made = attempt(never_sites=self._never_sites)
-        if random.getstate() != start.python or not _same(np.random.get_state(legacy=True), start.numpy):
+        if start.python_has_drawn():
             raise NotInOnePassError("the closure draws from Python's or numpy's random numbers")
         return made
 
@@ -137,22 +179,25 @@ class MicroBatches:
         self, task: Task, whole: Task, attempt: OnePass, start: RandomState, pieces: Sequence[Piece], loop: Loop
     ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
-        ours, theirs = _Collector(), _Collector()
-        attempt.finish(dataclasses.replace(whole, deliver=ours), form_weight_gradients=True)
-        start.restore()
-        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs), pieces)
-        self.compared = True
-        apart = _relative_distance(ours.gradients, theirs.gradients)
+        ours, theirs = GradientSum(), GradientSum()
+        attempt.finish(dataclasses.replace(whole, deliver=ours.add), form_weight_gradients=True)
+        start.of_written_buffers().restore()
+        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs.add), pieces)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
+        # A penalty without its loss may be 0: the loss's gradient is what both are small beside.
+        beside = abs(float(whole.factor)) * float(norm) ** 0.5 if whole.loss_weight != 1 else 0.0
+        apart = _relative_distance(ours.by_leaf, theirs.by_leaf, beside)
         of_norm = abs(float(attempt.outcome.gradient_squared_norm / norm) - 1) if float(norm) else 0.0
         tolerance = _TOLERANCES.get(attempt.coarsest, 1e-3)
+        self.compared = math.isfinite(apart + of_norm)  # where half precision overflowed, a later step tells
         if max(apart, of_norm) > tolerance:
             self._give_up(f"one pass gives a gradient that differs by {max(apart, of_norm):.1g}")
         if self.in_one_pass:  # a record has the same entries at compared steps as at all others
             outcomes = [dataclasses.replace(outcome, part=attempt.outcome.part) for outcome in outcomes]
-        leaves = list(theirs.gradients)
-        with modes_on():
-            (task.deliver or torch.autograd.backward)(leaves, [theirs.gradients[leaf] for leaf in leaves])
+        if task.deliver is None:
+            theirs.into_grad(attempt.loss)
+        else:
+            task.deliver(list(theirs.by_leaf), list(theirs.by_leaf.values()))
         return outcomes, sites
 
     def _give_up(self, reason: str) -> None:
@@ -160,29 +205,13 @@ class MicroBatches:
         _log.warning("micro-batches are computed one after another, which is slower than in one pass: %s.", reason)
 
 
-class _Collector:
-    """Gradients by leaf, added up, in place of `.grad`."""
-
-    def __init__(self) -> None:
-        self.gradients: dict[Tensor, Tensor] = {}
-
-    def __call__(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            known = self.gradients.get(leaf)
-            self.gradients[leaf] = gradient if known is None else known + gradient
-
-
-def _relative_distance(ours: dict[Tensor, Tensor], theirs: dict[Tensor, Tensor]) -> float:
-    apart = size = 0.0
+def _relative_distance(ours: dict[Tensor, Tensor], theirs: dict[Tensor, Tensor], beside: float) -> float:
+    """‖ours − theirs‖ relative to ‖theirs‖ and to `beside`."""
+    apart, size = 0.0, beside**2
     for leaf in {**ours, **theirs}:
-        a, b = (found.get(leaf, torch.zeros_like(leaf)).to_dense().double() for found in (ours, theirs))
+        a, b = (real(found.get(leaf, torch.zeros_like(leaf)).to_dense()).double() for found in (ours, theirs))
         apart, size = apart + float((a - b).square().sum()), size + float(b.square().sum())
     return (apart / size) ** 0.5 if size else float(apart > 0)
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two states of numpy's global generator are equal: names, arrays and numbers."""
-    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _first_sentence(error: Exception) -> str:

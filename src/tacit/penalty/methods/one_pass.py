@@ -9,23 +9,23 @@ from torch import Tensor, nn
 
 from tacit._graph import leaf_uses
 from tacit.layers.kinds import LinearSite
-from tacit.layers.layer_use import Site
 from tacit.layers.micro_batch_capture import (
     MicroBatchCapture,
     NotInOnePassError,
     UsesChangedError,
     micro_batch_losses,
 )
-from tacit.layers.penalty_part import GradientWatch, PenaltyPart, RowWatch
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart
 from tacit.layers.squared_norms import by_index, uses_gram
 from tacit.penalty.methods.passes import (
     View,
     can_keep_factors,
     inner_pass,
-    input_gradients_to_come,
     outer_pass,
+    row_watch,
     site_uses,
     squared_norm,
+    uses_of,
 )
 from tacit.penalty.objective import Outcome, Task
 from tacit.penalty.surroundings.compiled import uncompiled
@@ -59,8 +59,10 @@ class OnePass:
             never_sites=never_sites,
             buffers=task.model.buffers(),
         )
-        with torch.enable_grad(), uncompiled():
-            losses = micro_batch_losses(closure, batch, capture, task.model)
+        with torch.enable_grad(), uncompiled(task.compiled):
+            losses = micro_batch_losses(closure, batch, capture, task.model, may_overflow=task.may_overflow)
+        if task.look is not None:
+            task.look(losses)
         refuse_wrong_graphs(losses, exact=True)
         _refuse_mixed_uses(capture, losses, never_sites)
         self.sites, self.device = capture.sites, parameters[0].device.type
@@ -71,7 +73,7 @@ class OnePass:
             inner_pass(view, parameters, task.scale)
             _refuse_large_copies(view, parameters, count)
             part, self.copies_watch = _watch_part(task, view, count)
-            self.norm = squared_norm([view], parameters) / (count * task.scale**2)
+            self.norm = squared_norm(view, parameters) / (count * task.scale**2)
         self.coarsest = max(
             (site.output_gradient.dtype for site in self.sites if site.output_gradient is not None),
             key=lambda dtype: torch.finfo(dtype).eps,
@@ -82,22 +84,19 @@ class OnePass:
     def finish(self, task: Task, *, form_weight_gradients: bool = False) -> list[LinearSite]:
         """The outer pass; returns sites with factors where the caller wants them, unless all gradients are formed."""
         factored = [] if form_weight_gradients else self.factored
-        comes = input_gradients_to_come(self.sites, self.norm)
         with torch.autocast(self.device, enabled=False), self.copies_watch.watching():
             objective = task.plain_part(self.loss) + task.strength / 4 * self.norm
-            outer_pass(task, objective, self.sites, comes, factored)
+            outer_pass(task, objective, self.sites, factored)
         return [site for site in factored if isinstance(site, LinearSite)]
 
 
 def _watch_part(task: Task, view: View, count: int) -> tuple[PenaltyPart, GradientWatch]:
     """Lets the outer pass add up ⟨gₖ, Hₖ gₖ⟩: sites by their rows, every other parameter by its copies' gradients."""
     part = PenaltyPart(task.strength, micro_batches=count)
-    factor = task.weight * task.scale / count
-    share = factor * task.strength / 4 / task.scale**2
     for site in (site for site in view.sites if site.output_gradient is not None):
-        site.row_watch = RowWatch(part, factor=factor, share=share, scale=task.scale, loss_weight=task.loss_weight)
+        site.row_watch = row_watch(task, part, micro_batches=count)
     plain = {view.copies[key]: gradient.detach() / task.scale for key, gradient in view.gradients.items()}
-    return part, GradientWatch(part, plain, factor, task.loss_weight)
+    return part, GradientWatch(part, plain, task.weight * task.scale / count, task.loss_weight)
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: set[int]) -> None:
@@ -115,12 +114,8 @@ def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_sites: 
 
 def _refuse_large_copies(view: View, parameters: Sequence[nn.Parameter], count: int) -> None:
     """Copies, and weight gradients of single micro-batches, that need more memory than a loop would take time."""
-    wanted = {id(parameter) for parameter in parameters}
     numbers = sum(copy.numel() for copy in view.copies.values())
-    reached = [site for site in view.sites if site.output_gradient is not None and id(site.weight) in wanted]
-    by_weight: dict[int, list[Site]] = {}
-    for site in reached:
-        by_weight.setdefault(id(site.weight), []).append(site)
+    by_weight, _ = uses_of(view, parameters)
     direct = [sites for sites in by_weight.values() if not (uses_gram(sites) or by_index(sites))]
     numbers += count * sum(sites[0].weight.numel() for sites in direct)
     if numbers > LARGEST_COPIES + 4 * sum(parameter.numel() for parameter in parameters):

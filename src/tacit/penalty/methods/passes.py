@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit._graph import nodes
-from tacit._tree import total
+from tacit._tree import real, total
 from tacit.layers.kinds import LinearSite
 from tacit.layers.layer_use import Site
 from tacit.layers.modes import modes_on
-from tacit.layers.penalty_part import GradientWatch
+from tacit.layers.penalty_part import GradientWatch, PenaltyPart, RowWatch
 from tacit.layers.squared_norms import bias_squared_norm, weight_squared_norm
 from tacit.penalty.objective import Task
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
@@ -45,7 +43,7 @@ def site_uses(sites: Sequence[Site]) -> dict[int, int]:
     return uses
 
 
-def inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> None:
+def inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float | Tensor) -> None:
     """One backward pass that fills the sites and finds differentiable gradients for all other parameters.
 
     Parameters known by their sites are not asked for, so hooks on them see the final gradient only.
@@ -61,71 +59,69 @@ def inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float) -> 
             view.gradients[id(parameter)] = gradient
 
 
-def squared_norm(views: Sequence[View], parameters: Sequence[nn.Parameter]) -> Tensor:
+def uses_of(view: View, parameters: Sequence[nn.Parameter]) -> tuple[dict[int, list[Site]], dict[int, list[Site]]]:
+    """The sites that the inner pass reached, by the weight and by the bias that is known by them alone."""
     wanted = {id(parameter) for parameter in parameters}
     by_weight: dict[int, list[Site]] = {}
     by_bias: dict[int, list[Site]] = {}
-    for view in views:
-        for site in (site for site in view.sites if site.output_gradient is not None):
-            if id(site.weight) in wanted and not site.weight_by_autograd:
-                by_weight.setdefault(id(site.weight), []).append(site)
-            if site.bias is not None and id(site.bias) in wanted and not site.bias_by_autograd:
-                by_bias.setdefault(id(site.bias), []).append(site)
+    for site in (site for site in view.sites if site.output_gradient is not None):
+        if id(site.weight) in wanted and not site.weight_by_autograd:
+            by_weight.setdefault(id(site.weight), []).append(site)
+        if site.bias is not None and id(site.bias) in wanted and not site.bias_by_autograd:
+            by_bias.setdefault(id(site.bias), []).append(site)
+    return by_weight, by_bias
+
+
+def squared_norm(view: View, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """scale² ‖∇Ĉ‖² over the parameters."""
+    by_weight, by_bias = uses_of(view, parameters)
     terms: list[Tensor] = []
     for sites in by_weight.values():
-        bias = sites[0].bias
-        rides_along = bias is not None and by_bias.get(id(bias)) == sites and _one_orientation(sites)
-        if rides_along:
+        bias = bias_of(sites, by_bias)
+        if bias is not None:
             del by_bias[id(bias)]
-        terms.append(weight_squared_norm(sites, with_bias=rides_along))
+        terms.append(weight_squared_norm(sites, with_bias=bias is not None))
     terms += [bias_squared_norm(sites) for sites in by_bias.values()]
-    for parameter in parameters:
-        gradients = [view.gradients[id(parameter)] for view in views if id(parameter) in view.gradients]
-        if gradients:
-            terms.append(sum(gradients[1:], gradients[0]).square().sum())
+    gradients = [view.gradients[id(parameter)] for parameter in parameters if id(parameter) in view.gradients]
+    terms += [real(gradient).square().sum() for gradient in gradients]
     if not terms:
         raise InputError(NOTHING_REACHED)
     return total(term.to(terms[0].dtype) for term in terms)
 
 
-def _one_orientation(sites: Sequence[Site]) -> bool:
-    return len({isinstance(site, LinearSite) and site.transposed for site in sites}) == 1
-
-
-def input_gradients_to_come(sites: Sequence[Site], share: Tensor) -> list[bool]:
-    """For each site whether the outer pass will visit its input gradient: whether the penalty depends on it.
-
-    An input may need a gradient that the norm has no use for: the batch itself, an encoder outside the model, layers
-    below that are excluded. Only the direct form leaves something for that visit, so only its sites need to know.
-    """
-    reached: set[Any] = set()
-    if any(site.direct and site.input_gradient_node is not None for site in sites):
-        reached = set(nodes(share))
-    found = [site.input_gradient_node in reached for site in sites]
-    for site in sites:
-        site.input_gradient_node = None  # the node knows its site, too: a cycle would keep both alive
-    return found
+def bias_of(sites: Sequence[Site], by_bias: dict[int, list[Site]]) -> Tensor | None:
+    """The bias whose norm is taken with that of the weight of these sites: it is used just there."""
+    bias = sites[0].bias
+    one_orientation = len({isinstance(site, LinearSite) and site.transposed for site in sites}) == 1
+    return bias if bias is not None and one_orientation and by_bias.get(id(bias)) == sites else None
 
 
 def outer_pass(
     task: Task,
     objective: Tensor,
     sites: Sequence[Site],
-    comes: Sequence[bool],
     factored: Sequence[Site],
     watch: GradientWatch | None = None,
 ) -> None:
-    for site, input_gradient_comes in zip(sites, comes, strict=True):
+    for site in sites:
         site.inner = False
-        site.start_outer_pass(input_gradient_comes=input_gradient_comes)
+        site.start_outer_pass()
     for site in factored:
         site.keep_factors = True
-    task.finish(task.weight * task.scale * objective, watch)
-    if not all(site.complete for site in sites):
+    task.finish(objective, watch, factor=task.factor)
+    if any(site.tangents is not None for site in sites):
         raise InputError(
             "autograd did not visit all parts of a layer, so a term of the penalty's gradient is missing. "
             "Use method='double_backward'."
         )
+
+
+def row_watch(task: Task, part: PenaltyPart, *, micro_batches: int = 1) -> RowWatch:
+    """For one site: adds ⟨g, λ/2 H g⟩ of its weight, and of the bias whose norm is taken with the weight's."""
+    factor = task.factor / micro_batches
+    share = factor * task.strength / 4 / task.scale**2
+    plain = task.weight * task.loss_weight / micro_batches
+    return RowWatch(part, factor=factor, share=share, scale=task.scale, plain=plain)
 
 
 def can_keep_factors(site: Site) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
-from tacit._tree import total
+from tacit._tree import real, total
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import PenaltyPart, penalty_part
 from tacit.penalty.methods.kinks import Kinks
@@ -54,7 +54,7 @@ class Views:
             for g in self.gradients
         ]
         means = [mean(gradients) for gradients in whole]
-        self._inner_product = total((a * b).sum() for a, b in zip(means[0], means[-1], strict=True))
+        self._inner_product = total((real(a) * real(b)).sum() for a, b in zip(means[0], means[-1], strict=True))
         self.directions = [
             [part for part, parameter in zip(parts, self.parameters, strict=True) if id(parameter) in positions]
             for parts in means
@@ -104,7 +104,7 @@ class Views:
             return self._inner_product
         if len(self.directions) == 1:
             return self.norm(self.directions[0]).square()
-        return total((a * b).sum() for a, b in zip(*self.directions, strict=True))
+        return total((real(a) * real(b)).sum() for a, b in zip(*self.directions, strict=True))
 
     def direction_norms(self) -> list[float]:
         return [float(self.norm(direction)) for direction in self.directions]

@@ -7,11 +7,11 @@ products of gradients in a second backward pass do not: they would be rounded to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class AmbientAutocast:
     states: tuple[tuple[str, torch.dtype, bool], ...]
 
     @staticmethod
-    def now(model: nn.Module) -> AmbientAutocast:
-        devices = dict.fromkeys(["cpu", *(parameter.device.type for parameter in model.parameters())])
+    def now(device: torch.device) -> AmbientAutocast:
+        """That of the CPU and of this device."""
+        devices = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         return AmbientAutocast(
             tuple(
                 (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
@@ -31,10 +32,8 @@ class AmbientAutocast:
             )
         )
 
-    @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        with self._switched(False):
-            yield
+    def switched_off(self) -> AbstractContextManager[None]:
+        return self._switched(False) if self.states else nullcontext()
 
     def around(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """The closure, with the remembered state."""

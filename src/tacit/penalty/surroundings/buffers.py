@@ -6,8 +6,8 @@ the first write into buffers is taken back, so that they end as in a plain step,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +18,54 @@ Place = tuple[nn.Module, str]
 class BufferVersions:
     """Which buffers a model has now, and how often each was written."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.seen = {place: (buffer, _version(buffer)) for place, buffer in _buffers(model)}
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
+        self.seen = {place: (buffer, _version(buffer)) for place, buffer in _buffers(modules)}
 
-    def changed(self) -> bool:
-        return any(
-            place not in self.seen or buffer is not self.seen[place][0] or _version(buffer) != self.seen[place][1]
-            for place, buffer in _buffers(self.model)
-        )
+    def changed(self) -> list[tuple[Place, Tensor]]:
+        """The buffers of modules of which one was written or replaced since: batch norm's kernels count no versions."""
+        now = list(_buffers(self.modules))
+        if not now:
+            return []
+        modules = {
+            place[0]
+            for place, buffer in now
+            if place not in self.seen or buffer is not self.seen[place][0] or _version(buffer) != self.seen[place][1]
+        }
+        return [(place, buffer) for place, buffer in now if place[0] in modules]
 
-    @contextmanager
-    def keep_from_here(self) -> Iterator[None]:
-        """To enter after the first backward pass: whatever happens inside, the buffers leave as they entered.
+    def keep_from_here(self) -> AbstractContextManager[None]:
+        """To enter after the first backward pass: buffers that it wrote leave as they entered, whatever happens inside.
 
-        Nothing is copied where the first pass wrote no buffer: the passes that follow run the same blocks.
+        Others may be written: a block that the first pass did not reach, because no parameter of the norm is below it,
+        runs in a later one, and only there.
         """
-        if not self.changed():
-            yield
-            return
-        copies = [(module, name, buffer, buffer.detach().clone()) for (module, name), buffer in _buffers(self.model)]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for module, name, buffer, copy in copies:
-                    module._buffers[name] = buffer
-                    if not torch.equal(buffer, copy):
+        changed = self.changed()
+        return _kept(changed) if changed else nullcontext()
+
+
+def buffers_kept(model: nn.Module) -> AbstractContextManager[None]:
+    """Around a pass that a plain step does not have: all buffers leave as they entered."""
+    return _kept(list(_buffers(list(model.modules()))))
+
+
+@contextmanager
+def _kept(places: list[tuple[Place, Tensor]]) -> Iterator[None]:
+    copies = [(module, name, buffer, buffer.detach().clone()) for (module, name), buffer in places]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, copy in copies:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, copy):
+                    # A graph that is still needed may have saved it: as after batch norm, it counts no version.
+                    with torch.autograd._unsafe_preserve_version_counter(buffer):
                         buffer.copy_(copy)
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
-    for module in model.modules():
+def _buffers(modules: Sequence[nn.Module]) -> Iterator[tuple[Place, Tensor]]:
+    for module in modules:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 yield (module, name), buffer

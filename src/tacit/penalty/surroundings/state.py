@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,24 @@ class RandomState:
         pairs += [(generator.get_state(), state) for generator, state in self.named]
         return not all(torch.equal(now, then) for now, then in pairs)
 
+    def of_written_buffers(self) -> RandomState:
+        """The same with only those buffers that hold other values now, or have been replaced; waits for the device.
+
+        Versions would not tell: `buffer.data.add_(1)` leaves no trace in them.
+        """
+        written = [
+            entry
+            for entry in self.buffers
+            if entry[0]._buffers.get(entry[1]) is not entry[2] or not _equal(entry[2], entry[3])
+        ]
+        return replace(self, buffers=tuple(written))
+
+    def python_has_drawn(self) -> bool:
+        """Whether Python's or numpy's global generator has."""
+        now: Any = np.random.get_state()
+        same = all(np.array_equal(one, other) for one, other in zip(now, self.numpy, strict=True))
+        return random.getstate() != self.python or not same
+
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
         for index, state in self.cuda.items():
@@ -62,6 +80,14 @@ class RandomState:
             for module, name, buffer, saved in self.buffers:
                 module._buffers[name] = buffer
                 buffer.copy_(saved)
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """Of one shape, and equal number by number; nan equals nan."""
+    if left.shape != right.shape:
+        return False
+    left, right = left.to_dense(), right.to_dense()
+    return bool(((left == right) | ((left != left) & (right != right))).all())
 
 
 @contextmanager

@@ -30,9 +30,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit._errors import InputError
+from tacit.penalty.sink import GradientSum
 from tacit.penalty.workers.agreement import facts_of_step, refuse_disagreement
-from tacit.penalty.workers.hand_over import GradientSum, zero_with_gradients
-from tacit.penalty.workers.replica import Replica, divided
+from tacit.penalty.workers.replica import Replica
 from tacit.penalty.workers.wrappers import in_a_group, refuse_settings
 
 
@@ -140,16 +140,16 @@ class Step:
             dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.workers.group)
         return float(found)
 
-    def largest_after(self, value: float) -> float | None:
+    def largest_after(self, value: Tensor) -> Tensor | None:
         """The same once the step has succeeded, after `agree`; None while gradients accumulate and no worker waits.
 
         Workers that may have joined (`silent`) take part in DDP's reductions only, so there each keeps its own value.
         """
         if self.silent or not (self.replicas or self.surrounding is not None):
             return value
-        return self.largest(value) if self.synchronises else None
+        return torch.tensor(self.largest(float(value)), dtype=value.dtype) if self.synchronises else None
 
-    def deliver(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):
             for replica in self.replicas:
@@ -166,10 +166,6 @@ class Step:
         if self.synchronises and self._world() > 1:
             self._agree("the gradient")
 
-    @property
-    def found_gradients(self) -> bool:
-        return bool(self.others.by_leaf) or any(replica.will_hand_over for replica in self.replicas)
-
     def refuse_backward_inside_ddp(self) -> None:
         if self.surrounding is not None and self._world() > 1 and self.synchronises:
             raise InputError(
@@ -178,13 +174,17 @@ class Step:
                 "as in self.manual_backward(penalty.loss(closure))."
             )
 
-    def hand_over(self, loss: Tensor, *, scale: float) -> Tensor:
-        """The loss, detached, plus zeros whose gradients are the ones found, divided by `scale`."""
-        parts = [replica.hand_over(loss, scale) for replica in self.replicas if replica.will_hand_over]
-        if self.others.by_leaf:
-            parts.append(zero_with_gradients(divided(self.others, scale), loss))
+    def hand_over(self, loss: Tensor, scale: float | Tensor) -> Tensor:
+        """The loss, detached, plus zeros whose gradients are those kept here, divided by `scale`."""
         with torch.enable_grad():
-            return sum(parts, loss)
+            parts = [replica.hand_over(loss, scale) for replica in self.replicas if replica.will_hand_over]
+            return sum(parts, self.others.hand_over(loss, scale))
+
+    def into_grad(self, loss: Tensor) -> None:
+        """Adds the kept gradients to `.grad`, those of a DDP through its reducer."""
+        whole = self.hand_over(loss, 1.0)
+        if whole.requires_grad:
+            whole.backward()
 
     def restore(self) -> None:
         if self.watch is not None:

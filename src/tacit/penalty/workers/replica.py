@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit._errors import InputError
 from tacit.layers.calls import tensors_in
-from tacit.penalty.workers.hand_over import GradientSum, zero_with_gradients
+from tacit.penalty.sink import GradientSum, zero_with_gradients
 
 
 class Replica:
@@ -55,12 +55,12 @@ class Replica:
         else:
             self.ddp.forward = self.own_forward  # type: ignore[method-assign]
 
-    def hand_over(self, like: Tensor, scale: float) -> Tensor:
+    def hand_over(self, like: Tensor, scale: float | Tensor) -> Tensor:
         """A zero from one forward pass of DDP around a stand-in whose gradient is the one found, divided by `scale`."""
         module = self.ddp.module
         # No forward pass of the step broadcast buffers; this one does, so that the next step starts from rank 0's.
         self.ddp.require_forward_param_sync = True
-        self.ddp._modules["module"] = _StandIn(module, divided(self.found, scale), like)
+        self.ddp._modules["module"] = _StandIn(module, self.found.divided(scale), like)
         try:
             with torch.enable_grad():
                 return DistributedDataParallel.forward(self.ddp)
@@ -78,12 +78,6 @@ class _StandIn(nn.Module):
 
     def forward(self) -> Tensor:
         return zero_with_gradients(self.gradients, self.like)
-
-
-def divided(found: GradientSum, scale: float) -> dict[Tensor, Tensor]:
-    """The gradients, which are then no longer kept here."""
-    gradients, found.by_leaf = found.by_leaf, {}
-    return gradients if scale == 1 else {leaf: gradient / scale for leaf, gradient in gradients.items()}
 
 
 def lengths(value: Any) -> Iterator[int]:

@@ -1,4 +1,6 @@
-"""Finished gradients as the gradient of a tensor: whoever calls `backward` on it hands them out, times its own factor.
+"""Where a step's finished gradients go: into `.grad` at once, or added up here first.
+
+A sum ends in `.grad`, or in a tensor whose `backward` hands it out, times whatever factor arrives there:
 
     L = Ĉ + 0,   ∂(s·L)/∂ω = s · G
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
+from tacit.layers.modes import modes_on
 
 
 class GradientSum:
@@ -28,6 +31,26 @@ class GradientSum:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             known = self.by_leaf.get(leaf)
             self.by_leaf[leaf] = gradient if known is None else known + gradient
+
+    def into_grad(self, loss: Tensor) -> None:
+        """Adds the sum to `.grad`, as one backward pass would: hooks on a leaf see it once."""
+        if self.by_leaf:
+            with modes_on():
+                torch.autograd.backward(list(self.by_leaf), list(self.by_leaf.values()))
+
+    def hand_over(self, loss: Tensor, scale: float | Tensor) -> Tensor:
+        """The loss, detached, plus a zero whose gradients are the sum, divided by `scale`."""
+        if not self.by_leaf:
+            return loss
+        with torch.enable_grad():
+            return loss + zero_with_gradients(self.divided(scale), loss)
+
+    def divided(self, scale: float | Tensor) -> dict[Tensor, Tensor]:
+        """The gradients, which are then no longer kept here."""
+        gradients, self.by_leaf = self.by_leaf, {}
+        if isinstance(scale, float) and scale == 1:
+            return gradients
+        return {leaf: gradient / scale for leaf, gradient in gradients.items()}
 
 
 def zero_with_gradients(gradients: Mapping[Tensor, Tensor], like: Tensor) -> Tensor:

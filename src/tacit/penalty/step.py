@@ -1,0 +1,102 @@
+"""One step: surroundings, then a method on every micro-batch. `GradientPenalty` and `FactoredSGD` share it.
+
+`backward` → λ now (`strength`) → `StepRunner.run` → surroundings → method → sink → record
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tacit.layers.kinds import LinearSite
+from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
+from tacit.penalty.methods.micro_batches import MicroBatches
+from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.pieces import Piece
+from tacit.penalty.surroundings.autocast import AmbientAutocast
+from tacit.penalty.surroundings.compiled import CompiledNotice
+from tacit.penalty.surroundings.loss_scaling import LossScaling
+
+Outcomes = tuple[Outcome, list[LinearSite]]
+
+
+class StepRunner:
+    """Runs steps of one model, and remembers what was looked at once: scalers, layers, micro-batches in one pass."""
+
+    def __init__(self, model: nn.Module, *, attention: str, check_every: int, scaler_remedy: str) -> None:
+        self.model, self.attention, self.check_every = model, check_attention(attention), check_every
+        self.notice, self.compiled = AttentionNotice(), CompiledNotice()
+        self.micro_batches = MicroBatches()
+        self.scaling = LossScaling(scaler_remedy)
+        self.layers_checked = False
+        self.steps = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether this step looks at what others take for granted."""
+        return self.check_every > 0 and self.steps % self.check_every == 0
+
+    def twice_differentiable(self) -> AbstractContextManager[None]:
+        return twice_differentiable(self.attention, self.notice)
+
+    def run(
+        self,
+        task: Task,
+        closure: Callable[..., Tensor],
+        whole: Piece,
+        pieces: Sequence[Piece],
+        method: Callable[[Task], Outcomes],
+        *,
+        second_view: Closure | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        in_one_pass: bool = False,
+        keep_factors: bool = False,
+    ) -> tuple[list[Outcome], list[LinearSite]]:
+        """The outcomes of all pieces, and the layers that kept their factors.
+
+        `task` has the weight of the whole batch, and no closures yet; `pieces` are those of `whole`. With `in_one_pass`
+        they go together where that is possible.
+        """
+        autocast = AmbientAutocast.now(next(iter(task.parameters.values())).device)
+        due = self.due
+        look = self.scaling.looking(scaler) if due or not self.scaling.looked else None
+        task = dataclasses.replace(task, check_sites=not self.layers_checked, look=look, compiled=self.compiled)
+
+        def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
+            outcomes: list[Outcome] = []
+            uses: list[LinearSite] = []
+            for piece in pieces:
+                closures = [partial(closure, *piece.batch) if piece.batch else closure]
+                if second_view is not None:
+                    closures.append(second_view)
+                around = tuple(autocast.around(each) for each in closures)
+                part = dataclasses.replace(task, closures=around, weight=task.weight * piece.share)
+                with self.twice_differentiable() if part.exact and part.penalised else nullcontext():
+                    outcome, more = method(part)
+                outcomes.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
+                uses += more
+            return outcomes, uses
+
+        with autocast.switched_off(), torch.enable_grad():
+            if len(pieces) > 1:
+                outcomes, uses = self.micro_batches.run(
+                    task,
+                    lambda *part: autocast.around(partial(closure, *part))(),
+                    pieces,
+                    whole=whole,
+                    loop=one_after_another,
+                    step=self.steps,
+                    check_every=self.check_every,
+                    one_pass=self.twice_differentiable if in_one_pass else None,
+                    keep_factors=keep_factors,
+                )
+            else:
+                outcomes, uses = one_after_another(task, pieces)
+        self.steps += 1
+        self.layers_checked = self.layers_checked or any(outcome.checked for outcome in outcomes)
+        return outcomes, uses
