@@ -1,6 +1,6 @@
 """Transformers and peft: fine-tune a tiny random GPT-2 with LoRA; token weights and accumulation stay Trainer's.
 
-python examples/finetune_gpt2_lora.py        (pip install 'tacit[transformers]' peft)
+python examples/finetune_gpt2_lora.py        (pip install '.[transformers]' peft)
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """accelerate: `accelerator.backward` gets the penalised loss; accumulation, precision and DDP stay accelerate's.
 
-python examples/train_with_accelerate.py        (pip install 'tacit[accelerate]')
+python examples/train_with_accelerate.py        (pip install '.[accelerate]')
 """
 
 import tempfile

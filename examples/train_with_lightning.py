@@ -1,6 +1,6 @@
 """Lightning: one callback is the whole change; accumulation, clipping, precision and DDP stay Lightning's.
 
-python examples/train_with_lightning.py        (pip install 'tacit[lightning]')
+python examples/train_with_lightning.py        (pip install '.[lightning]')
 """
 
 import lightning.pytorch as pl

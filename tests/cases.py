@@ -29,10 +29,6 @@ def labels(count: int, classes: int, seed: int) -> Tensor:
     return torch.randint(0, classes, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def dtype_of(model: nn.Module) -> torch.dtype:
-    return next(parameter.dtype for parameter in model.parameters())
-
-
 def spread(model: nn.Module, seed: int = 3) -> nn.Module:
     """Generic parameter values: nothing is zero, so nothing hides."""
     generator = torch.Generator().manual_seed(seed)
@@ -46,13 +42,23 @@ def spread(model: nn.Module, seed: int = 3) -> nn.Module:
 
 def classification(shape: tuple[int, ...], classes: int = 3, count: int = 6) -> Callable[[nn.Module], Tensor]:
     inputs, targets = numbers(count, *shape, seed=1), labels(count, classes, 2)
-    return lambda model: F.cross_entropy(model(inputs.to(dtype_of(model))), targets)
+
+    def loss(model: nn.Module) -> Tensor:
+        like = next(model.parameters())
+        return F.cross_entropy(model(inputs.to(like)), targets.to(like.device))
+
+    return loss
 
 
 def tokens(count: int = 5, length: int = 4, vocabulary: int = 7) -> Callable[[nn.Module], Tensor]:
     indices = torch.randint(0, vocabulary, (count, length), generator=torch.Generator().manual_seed(4))
     targets = labels(count * length, vocabulary, 5)
-    return lambda model: F.cross_entropy(model(indices).reshape(count * length, -1), targets)
+
+    def loss(model: nn.Module) -> Tensor:
+        device = next(model.parameters()).device
+        return F.cross_entropy(model(indices.to(device)).reshape(count * length, -1), targets.to(device))
+
+    return loss
 
 
 class ConvolutionNet(nn.Module):

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tacit import InputError
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
+from tacit.studies.train import devices
 
 torch.set_num_threads(1)
 
@@ -27,6 +29,19 @@ def process_as_it_starts() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("tacit").setLevel(logging.NOTSET)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where tests that take `device` compute: cpu, cuda, cuda:1")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of `--device`; tests that take it are skipped, with the reason, where it is not."""
+    try:
+        return devices.choose(request.config.getoption("--device"), kinds=("cuda", "cpu"))  # float64: not on MPS
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

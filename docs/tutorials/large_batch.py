@@ -94,7 +94,7 @@ print(fill(advice.sentence, 95))
 # micro-batches, in one pass. The strength λ is the advised one.
 
 # %%
-strength, micro_batch_size = advice.strength.value, advice.micro_batch_size
+strength, micro_batch_size = advice.strength, advice.micro_batch_size
 model = make_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 penalty = tacit.GradientPenalty(model, strength, micro_batch_size=micro_batch_size)

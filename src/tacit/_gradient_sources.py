@@ -13,12 +13,11 @@ class GradientSource:
 
     def __init__(self) -> None:
         self.parameters: set[int] = set()  # by id: the owner of this object keeps them alive
-        self.content: str | None = None
+        self.content: str | None = None  # completes the sentence "the gradients …"
         _SOURCES.add(self)
 
-    def holds(self, parameters: Iterable[Tensor], content: str) -> None:
-        """`content` completes the sentence "the gradients …"."""
-        self.parameters, self.content = {id(parameter) for parameter in parameters}, content
+    def owns(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = {id(parameter) for parameter in parameters}
 
 
 _SOURCES: WeakSet[GradientSource] = WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,13 @@ def nodes(*roots: Tensor) -> Iterator[Any]:
 
 def operation(node: Any) -> str:
     """The operation that a node differentiates, without torch's 'Backward0': `Relu`, `Addmm`, …"""
-    return type(node).__name__.split("Backward")[0].rstrip("0123456789D") or "?"
+    kind: Any = type(node)
+    return _operation(kind)
+
+
+@functools.cache
+def _operation(kind: Any) -> str:
+    return kind.__name__.split("Backward")[0].rstrip("0123456789D") or "?"
 
 
 def leaf_uses(*roots: Tensor) -> dict[Tensor, int]:

@@ -32,6 +32,11 @@ def squared_norm(tree: Mapping[str, Tensor]) -> Tensor:
     return total(leaf.square().sum() for leaf in tree.values())
 
 
+def real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones: their squares add up to |z|², their products to the real part of z̄w."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def total(scalars: Iterable[Tensor]) -> Tensor:
     """Sum of scalar tensors, stacked once: a chain of additions would lengthen the graph."""
     return torch.stack(list(scalars)).sum()

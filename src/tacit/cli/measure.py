@@ -156,7 +156,7 @@ def advise(
 def _print_price(advice: Advice, posed: Problem, *, wanted: bool) -> None:
     """What the advised penalty costs, where there is one."""
     size = advice.new_batch_size
-    penalised = advice.decided and advice.strength is not None and advice.strength.value > 0
+    penalised = advice.decided and advice.strength > 0
     if wanted and penalised and size % advice.micro_batch_size == 0:
         print(advice.price(posed.model, posed.loss_fn, posed.inputs[:size], posed.targets[:size]))
 

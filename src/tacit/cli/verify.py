@@ -83,8 +83,7 @@ def verify(
     orders = study.orders if isinstance(study, UpdateStudy) else study
     _print(orders)
     if isinstance(study, UpdateStudy):
-        for loss in study.losses:
-            print(f"{loss.problem}: follows {loss}")
+        print("\n".join(study.followed()))
     if json is not None:
         write_atomically(json, study.to_json() + "\n")
         print(f"wrote {json}")
@@ -149,7 +148,7 @@ def _maker(name: str) -> Callable[[], Problem]:
 def _update_maker(name: str) -> Callable[[Landscape], Any]:
     from tacit.cli._imported import imported_function
     from tacit.theory.memory import WithMemory
-    from tacit.theory.updates import EXAMPLES
+    from tacit.theory.named_updates import EXAMPLES
 
     if name in EXAMPLES:
         return EXAMPLES[name]

@@ -46,7 +46,7 @@ def _shown(figure: FigureResult, key: str) -> dict[str, Any]:
         "number": verdict.number_text if verdict else "",
         "seen": verdict.seen if verdict else "",
         "rule": verdict.rule if verdict else "",
-        "advice": verdict.advice if verdict else "",
+        "advice": verdict.advice_beside_number if verdict else "",
         "panels": [panel_svg(figure, index, key=key) for index in range(len(figure.panels))],
         "legend": [
             {"label": label, "class": class_name(curve), "style": curve.style, "colours": colour(curve.colour)}

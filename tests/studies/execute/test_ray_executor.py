@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.attempts import FleetsFailedError
 from tacit.studies.execute.ray.executor import RayExecutor, _Actor, _ending
 from tacit.studies.execute.ray.session import (
+    INSTALL,
     LOOPBACK,
     RaySession,
     _check_head,
@@ -39,7 +41,7 @@ from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import pack
 
 os.environ[LOOPBACK] = "0"  # before Ray is imported: clusters of tests stay on this machine
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'tacit[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster, not one in each process of the test suite
 
@@ -331,9 +333,10 @@ def test_without_ray_a_sentence_says_how_to_install_it(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(TacitError, match=r'pip install "tacit\[ray\]"'):
+    with pytest.raises(TacitError, match=re.escape(INSTALL)):
         runner.run(study, tmp_path / "out", executor="ray")
     assert not (tmp_path / "out").exists()
+    assert INSTALL.removeprefix("pip install ") in (Path(__file__).parents[3] / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(

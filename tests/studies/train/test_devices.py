@@ -55,6 +55,15 @@ def test_the_variable_has_the_last_word(machine: pytest.MonkeyPatch) -> None:
     assert devices.choose() == torch.device("mps")
 
 
+def test_an_argument_wins_over_the_variable_and_may_allow_fewer_kinds(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(torch.backends.mps, "is_available", lambda: True)
+    machine.setenv("TACIT_DEVICE", "mps")
+    assert devices.choose("cpu") == torch.device("cpu")
+    assert devices.choose("auto", kinds=("cuda", "cpu")) == torch.device("cpu")
+    with pytest.raises(InputError, match="'mps'; expected auto, cuda, cpu or"):
+        devices.choose("mps", kinds=("cuda", "cpu"))
+
+
 @pytest.mark.parametrize("wanted,words", [("gpu", "expected auto"), ("meta", "expected"), ("cuda:0", "use auto or")])
 def test_what_is_not_there_is_refused_in_a_sentence(wanted: str, words: str, machine: pytest.MonkeyPatch) -> None:
     machine.setenv("TACIT_DEVICE", wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -11,16 +12,13 @@ from tacit._errors import InputError
 KINDS = ("cuda", "mps", "cpu")  # in the order of `auto`
 
 
-def choose() -> torch.device:
-    """TACIT_DEVICE (`auto`, `cpu`, `mps`, `cuda`, `cuda:1`), or the first of CUDA, MPS and CPU that is there.
+def choose(wanted: str | None = None, *, kinds: Sequence[str] = KINDS) -> torch.device:
+    """`wanted` or TACIT_DEVICE (`auto`, `cpu`, `mps`, `cuda`, `cuda:1`), or the first of `kinds` that is there.
 
     On CUDA, float32 means float32: TF32 is off unless TACIT_TF32=1, and convolutions are chosen to be repeatable.
     """
-    wanted = os.environ.get("TACIT_DEVICE", "").strip() or "auto"
-    if wanted == "auto":
-        device = torch.device(automatic())
-    else:
-        device = _named(wanted)
+    wanted = wanted or os.environ.get("TACIT_DEVICE", "").strip() or "auto"
+    device = torch.device(automatic(kinds)) if wanted == "auto" else _named(wanted, kinds)
     if device.type == "cuda":
         tf32 = os.environ.get("TACIT_TF32") == "1"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -29,8 +27,8 @@ def choose() -> torch.device:
     return device
 
 
-def automatic() -> str:
-    return next(kind for kind in KINDS if available(kind))
+def automatic(kinds: Sequence[str] = KINDS) -> str:
+    return next(kind for kind in kinds if available(kind))
 
 
 def available(kind: str) -> bool:
@@ -49,17 +47,17 @@ def describe(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
-def _named(wanted: str) -> torch.device:
+def _named(wanted: str, kinds: Sequence[str]) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
         device = None
-    if device is None or device.type not in KINDS:
-        raise InputError(f"the device is {wanted!r}; expected auto, {', '.join(KINDS)} or a numbered one as cuda:0.")
+    if device is None or device.type not in kinds:
+        raise InputError(f"the device is {wanted!r}; expected auto, {', '.join(kinds)} or a numbered one as cuda:0.")
     if not available(device.type):
         raise InputError(
             f"the device is {wanted!r} (--device or TACIT_DEVICE) and torch finds none on this machine; "
-            f"use auto or {', '.join(kind for kind in KINDS if available(kind))}."
+            f"use auto or {', '.join(kind for kind in kinds if available(kind))}."
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"the device is {wanted!r}; this machine has {torch.cuda.device_count()} CUDA devices.")

@@ -24,7 +24,7 @@ from tacit._errors import InputError
 from tacit.studies.execute import machine
 from tacit.studies.execute.signals import Terminated
 
-INSTALL = 'pip install "tacit[ray]"'
+INSTALL = 'pip install "ray>=2.50,<3"'  # as in pyproject.toml
 LEAST_STORE, MOST_STORE = 128 * 2**20, 2**30  # bytes: data goes there once, checkpoints pass through
 PREFIX = "tacit-ray-"
 CONNECT_SECONDS = 20.0  # Ray itself tries a silent address for a quarter of an hour
