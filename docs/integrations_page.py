@@ -89,7 +89,7 @@ same loop ends without the penalty: what the comparison can see.
 {counts}
 Made by `make integrations` with {versions}.
 
-- *DDP, 2 processes*: each process has its own batch, and the penalty is the mean of theirs (`of="micro_batch"`).
+- *DDP, 2 processes*: each process has its own batch, and the penalty is the mean of theirs (`norm_of="micro_batch"`).
 - *float16, GradScaler*: on a CPU. accelerate leaves float16 out on a CPU without a word; the test puts it in.
 - *unequal lengths*: accumulated batches count by their tokens (`num_items_in_batch` of Transformers). Lightning's
   automatic optimization counts batches equally, and is compared with a loop that does.

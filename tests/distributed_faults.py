@@ -37,7 +37,7 @@ def uneven(rank: int, world: int, *, given: bool = False, **options: Any) -> Res
 
 scenario("refused: uneven batches", (2, 4))(uneven)
 scenario("refused: uneven batches given")(lambda rank, world: uneven(rank, world, given=True))
-scenario("refused: uneven global batches")(lambda rank, world: uneven(rank, world, of="global_batch"))
+scenario("refused: uneven global batches")(lambda rank, world: uneven(rank, world, norm_of="global_batch"))
 scenario("uneven batches unchecked")(lambda rank, world: uneven(rank, world, check_ranks=False))
 
 
@@ -72,7 +72,9 @@ def fails(rank: int, world: int, *, where: str, **options: Any) -> Result:
 
 scenario("fails before the model", (2, 4))(lambda rank, world: fails(rank, world, where="before"))
 scenario("fails after the model")(lambda rank, world: fails(rank, world, where="after"))
-scenario("fails before the global batch")(lambda rank, world: fails(rank, world, where="before", of="global_batch"))
+scenario("fails before the global batch")(
+    lambda rank, world: fails(rank, world, where="before", norm_of="global_batch")
+)
 
 
 @scenario("fails in no_sync")
@@ -98,7 +100,7 @@ def different_strengths(rank: int, world: int) -> Result:
 @scenario("refused: different coins of a global batch")
 def different_coins(rank: int, world: int) -> Result:
     ddp = DDP(wide())
-    penalty = GradientPenalty(ddp, 0.1, of="global_batch", probability=0.5, seed=rank)
+    penalty = GradientPenalty(ddp, 0.1, norm_of="global_batch", probability=0.5, seed=rank)
 
     def steps() -> None:
         for _ in range(20):
@@ -134,7 +136,7 @@ def mixed_precision(rank: int, world: int) -> Result:
 def hook_and_global(rank: int, world: int) -> Result:
     ddp = DDP(wide())
     with counted_reductions(ddp):
-        return message(lambda: GradientPenalty(ddp, STRENGTH, of="global_batch"))
+        return message(lambda: GradientPenalty(ddp, STRENGTH, norm_of="global_batch"))
 
 
 @scenario("refused: optimizer in backward")
@@ -156,7 +158,7 @@ def sync_batch_norm(rank: int, world: int) -> Result:
 @scenario("refused: global batch without ddp")
 def global_without_ddp(rank: int, world: int) -> Result:
     model = wide()
-    penalty = GradientPenalty(model, STRENGTH, of="global_batch")
+    penalty = GradientPenalty(model, STRENGTH, norm_of="global_batch")
     return message(lambda: penalty.backward(loss_of(model, *shard(rank, world))))
 
 

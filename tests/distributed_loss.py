@@ -55,7 +55,7 @@ for method in METHODS:
     scenario(f"loss, {method}")(lambda rank, world, m=method: one_step(rank, world, m))
     if method != "gram":  # which refuses it
         scenario(f"loss, {method} of the global batch")(
-            lambda rank, world, m=method: one_step(rank, world, m, of="global_batch")
+            lambda rank, world, m=method: one_step(rank, world, m, norm_of="global_batch")
         )
 
 
@@ -141,7 +141,7 @@ def inside_forward(rank: int, world: int, **options: Any) -> Result:
 
 scenario("loss, inside the forward pass of DDP")(inside_forward)
 scenario("loss, inside the forward pass of DDP, global batch")(
-    lambda rank, world: inside_forward(rank, world, of="global_batch")
+    lambda rank, world: inside_forward(rank, world, norm_of="global_batch")
 )
 scenario("refused: backward inside the forward pass of DDP")(
     lambda rank, world: message(lambda: DDP(Trainer(wide()))(*shard(rank, world), as_tensor=False))

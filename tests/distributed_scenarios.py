@@ -39,7 +39,9 @@ for method in METHODS:
     worlds = (2, 4) if METHODS[method].exact else (2,)
     scenario(f"micro {method}", worlds)(lambda rank, world, m=method: one_step(rank, world, m))
     if method != "gram":  # which refuses it
-        scenario(f"global {method}", worlds)(lambda rank, world, m=method: one_step(rank, world, m, of="global_batch"))
+        scenario(f"global {method}", worlds)(
+            lambda rank, world, m=method: one_step(rank, world, m, norm_of="global_batch")
+        )
 
 
 @scenario("micro-batches within a worker", (2, 4))
@@ -68,7 +70,7 @@ def accumulated(rank: int, world: int, **options: Any) -> Result:
 
 DDP_OPTIONS = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_cap_mb")
 scenario("accumulated", (2, 4))(accumulated)
-scenario("accumulated global")(lambda rank, world: accumulated(rank, world, of="global_batch"))
+scenario("accumulated global")(lambda rank, world: accumulated(rank, world, norm_of="global_batch"))
 scenario("accumulated in views of buckets")(lambda rank, world: accumulated(rank, world, gradient_as_bucket_view=True))
 
 
@@ -204,7 +206,7 @@ def two_views(rank: int, world: int) -> Result:
     ddp = DDP(wide())
     inputs, targets = shard(rank, world)
     other = inputs + 0.3 * numbers(EXAMPLES, 12, seed=9)[rank * len(inputs) : (rank + 1) * len(inputs)]
-    GradientPenalty(ddp, STRENGTH, of="global_batch").backward(
+    GradientPenalty(ddp, STRENGTH, norm_of="global_batch").backward(
         loss_of(ddp, inputs, targets), second_view=loss_of(ddp, other, targets)
     )
     return gradients(ddp)
@@ -278,5 +280,5 @@ def unused_found(rank: int, world: int) -> Result:
 def one_process(rank: int, world: int) -> Result:
     micro, whole = DDP(wide()), DDP(wide())
     GradientPenalty(micro, STRENGTH).backward(loss_of(micro, *batch()))
-    GradientPenalty(whole, STRENGTH, of="global_batch").backward(loss_of(whole, *batch()))
+    GradientPenalty(whole, STRENGTH, norm_of="global_batch").backward(loss_of(whole, *batch()))
     return {**gradients(micro), **{f"global {name}": gradient for name, gradient in gradients(whole).items()}}

@@ -38,7 +38,7 @@ def with_kinks() -> nn.Module:
 def one_step(rank: int, world: int, *, as_tensor: bool = False, make: Any = wide, **options: Any) -> Result:
     model = sharded(make(), world)
     before = {f"weight {name}": whole(parameter) for name, parameter in model.named_parameters()}
-    penalty = GradientPenalty(model, STRENGTH, method="finite_difference", of="global_batch", **options)
+    penalty = GradientPenalty(model, STRENGTH, method="finite_difference", norm_of="global_batch", **options)
     closure = loss_of(model, *shard(rank, world))
     if as_tensor:
         (penalty.loss(closure) / 2).backward()
@@ -62,7 +62,7 @@ for world in (1, 2):
 @scenario("shards, trained")
 def trained(rank: int, world: int) -> Result:
     model = sharded(wide(), world)
-    penalty = GradientPenalty(model, STRENGTH, method="finite_difference", of="global_batch", every=2)
+    penalty = GradientPenalty(model, STRENGTH, method="finite_difference", norm_of="global_batch", every=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):
         optimizer.zero_grad()
@@ -79,7 +79,7 @@ for method in METHODS:
                 lambda: GradientPenalty(sharded(wide(), world), STRENGTH, method=method)
             )
         )
-scenario("refused: shards, of='micro_batch'")(
+scenario("refused: shards, norm_of='micro_batch'")(
     lambda rank, world: message(
         lambda: (lambda model: GradientPenalty(model, STRENGTH, method="finite_difference").backward(
             loss_of(model, *shard(rank, world))

@@ -258,7 +258,7 @@ def test_one_process_is_one_device(results: Results) -> None:
 
 
 def test_without_a_process_group_the_global_batch_is_the_batch() -> None:
-    assert_same(one_device(of="global_batch"), one_device())
+    assert_same(one_device(norm_of="global_batch"), one_device())
 
 
 LOSSES = [name for name in SCENARIOS if name.startswith("loss, ")]

@@ -80,10 +80,10 @@ def test_a_rank_that_fails_in_no_sync_stops_the_others_at_the_reduction(results:
 
 
 def test_an_unknown_kind_of_batch_is_refused() -> None:
-    with pytest.raises(InputError, match="of='batch' is unknown; use 'micro_batch' or 'global_batch'"):
-        GradientPenalty(wide(), 0.1, of="batch")
+    with pytest.raises(InputError, match="norm_of='batch' is unknown; use 'micro_batch' or 'global_batch'"):
+        GradientPenalty(wide(), 0.1, norm_of="batch")
 
 
 def test_micro_batches_of_the_global_batch_are_refused() -> None:
-    with pytest.raises(InputError, match="micro_batch_size=2 with of='global_batch'"):
-        GradientPenalty(wide(), 0.1, of="global_batch", micro_batch_size=2)
+    with pytest.raises(InputError, match="micro_batch_size=2 with norm_of='global_batch'"):
+        GradientPenalty(wide(), 0.1, norm_of="global_batch", micro_batch_size=2)

@@ -224,9 +224,9 @@ def test_gram_refuses_two_views() -> None:
 def test_the_global_batch_is_double_backwards() -> None:
     model = nn.Linear(600, 600)
     assert GradientPenalty(model, 0.4).method == "gram"
-    assert GradientPenalty(model, 0.4, of="global_batch").method == "double_backward"
-    with pytest.raises(InputError, match=r"of='global_batch' with method='gram'.* Use method='double_backward'"):
-        GradientPenalty(model, 0.4, method="gram", of="global_batch")
+    assert GradientPenalty(model, 0.4, norm_of="global_batch").method == "double_backward"
+    with pytest.raises(InputError, match=r"norm_of='global_batch' with method='gram'.* Use method='double_backward'"):
+        GradientPenalty(model, 0.4, method="gram", norm_of="global_batch")
 
 
 def test_excluded_parameters_are_not_in_the_norm_but_receive_its_gradient() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from cases import labels, numbers
 from tacit import FactoredSGD, GradientPenalty, InputError
-from tacit.layers.kinds import LinearSite
+from tacit.layers.kinds import LinearUse
 from tacit.penalty.methods import gram
 
 ROWS = {"gram form": 4, "direct form": 40}  # a layer of 8 by 8 takes the Gram form up to 6 rows
@@ -189,27 +189,27 @@ def test_no_order_of_visits_loses_a_contribution(order: tuple[str, ...], visited
         order = tuple(visit for visit in order if visit != "input gradient")
     weight, X, D = numbers(3, 4, seed=1), numbers(5, 4, seed=2).requires_grad_(), numbers(5, 3, seed=3)
     S, T, V = numbers(5, 3, seed=4), numbers(5, 4, seed=5) * visited, numbers(3, 4, seed=6)
-    site = LinearSite(weight, None)
-    site.inputs, site.output_gradient = X, D
-    site.start_outer_pass()
+    use = LinearUse(weight, None)
+    use.inputs, use.output_gradient = X, D
+    use.start_outer_pass()
     found: dict[str, list[Tensor | None]] = {"X": [], "D": [], "W": []}
     with torch.no_grad():
         for visit in order:
             to_X = to_D = to_W = None
             if visit == "norm":
-                to_X, to_D = site.pull_back(X, D, V, None)
+                to_X, to_D = use.pull_back(X, D, V, None)
             elif visit == "input gradient":
-                to_D, to_W = site.differentiate_input_gradient(T, weight, D)
+                to_D, to_W = use.differentiate_input_gradient(T, weight, D)
             else:
-                to_X, to_W, _ = site.final_gradients(X, S, weight, (True, True, False))
+                to_X, to_W, _ = use.final_gradients(X, S, weight, (True, True, False))
             for name, part in (("X", to_X), ("D", to_D), ("W", to_W)):
                 found[name].append(part)
         sums = {name: sum(part for part in parts if part is not None) for name, parts in found.items()}
         torch.testing.assert_close(sums["X"], S @ weight + D @ V)
         torch.testing.assert_close(sums["D"], X @ V.T + T @ weight.T)
         torch.testing.assert_close(sums["W"], S.T @ X + D.T @ T)
-    assert site.tangents is None
-    assert site.inputs is None
+    assert use.tangents is None
+    assert use.inputs is None
 
 
 def deep_loss(model: nn.Module, rows: int = 40) -> Tensor:
@@ -219,7 +219,7 @@ def deep_loss(model: nn.Module, rows: int = 40) -> Tensor:
 def test_the_first_step_notices_a_term_that_the_outer_pass_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm is right here, only its gradient is not."""
     model = perceptron()
-    monkeypatch.setattr(LinearSite, "pull_back", lambda *arguments: (None, None))
+    monkeypatch.setattr(LinearUse, "pull_back", lambda *arguments: (None, None))
     with pytest.raises(InputError, match="a term is missing"):
         GradientPenalty(model, 0.7, method="gram").backward(lambda: deep_loss(model))
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -229,7 +229,7 @@ def test_every_step_notices_a_visit_that_does_not_come(monkeypatch: pytest.Monke
     model = perceptron()
     penalty = GradientPenalty(model, 0.7, method="gram")
     penalty.backward(lambda: deep_loss(model))
-    monkeypatch.setattr(LinearSite, "final_gradients", lambda *arguments: (None, None, None))
+    monkeypatch.setattr(LinearUse, "final_gradients", lambda *arguments: (None, None, None))
     with pytest.raises(InputError, match="did not visit all parts of a layer"):
         penalty.backward(lambda: deep_loss(model))
 

@@ -65,5 +65,5 @@ def test_other_methods_are_refused_by_name(results: Results, method: str) -> Non
 
 
 def test_a_penalty_of_each_workers_own_batch_is_refused(results: Results) -> None:
-    for found in results.messages("refused: shards, of='micro_batch'"):
-        assert re.search(r"averages gradients over workers.*use of='global_batch'", found), found
+    for found in results.messages("refused: shards, norm_of='micro_batch'"):
+        assert re.search(r"averages gradients over workers.*use norm_of='global_batch'", found), found

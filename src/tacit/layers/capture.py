@@ -1,4 +1,4 @@
-"""Seeing every use of a parameter inside a closure: known layers become sites, anything else is noted."""
+"""Seeing every use of a parameter inside a closure: calls of known layers become layer uses, anything else is noted."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tacit.layers.calls import (
     tensors_in,
     transposed_parameter,
 )
-from tacit.layers.kinds import ConvolutionSite, EmbeddingSite, LinearSite, ScalarSite
-from tacit.layers.layer_use import Site
+from tacit.layers.kinds import ConvolutionUse, EmbeddingUse, LinearUse, ScalarUse
+from tacit.layers.layer_use import LayerUse
 from tacit.layers.modes import overrides_functions
 from tacit.layers.rectify import Rectify
 from tacit.layers.second_derivatives import Replacing
 
 
 class Capture(TorchFunctionMode):
-    """While active, known operations on tracked parameters (linear, convolution, embedding, scalar) become sites.
+    """While active, known operations on tracked parameters (linear, convolution, embedding, scalar) become layer uses.
 
     It works on functions, not modules, so a weight used through `F.linear` or `x @ W` counts like an `nn.Linear`. A
     tracked parameter in any other operation is listed in `used_otherwise`: its gradient is not known by factors.
     Checkpointed blocks (saved-tensor hooks) and `torch.func` transforms run as they are: the first would recompute a
-    site without its capture, the second do not take such functions. So does everything under a mode of the user's, and
-    what subclasses of Tensor compute by a `__torch_function__` of their own: a site would hide the function from them.
+    use without its capture, the second do not take such functions. So does everything under a mode of the user's, and
+    what subclasses of Tensor compute by a `__torch_function__` of their own: it would not be called.
     """
 
     def __init__(self, tracked: Iterable[Tensor]) -> None:
         super().__init__()
         self.tracked = {id(parameter) for parameter in tracked}
         self.transposes: dict[int, tuple[Tensor, Tensor]] = {}  # id of W.T → (W.T, W)
-        self.sites: list[Site] = []
+        self.uses: list[LayerUse] = []
         self.anchor = torch.zeros((), requires_grad=True)
         self.open = False
         self.used_otherwise: set[int] = set()
@@ -63,7 +63,7 @@ class Capture(TorchFunctionMode):
         if not touched:
             return func(*args, **kwargs)
         if seen and not any(overrides_functions(tensor) for tensor in tensors):
-            made = self._site(func, args, kwargs)
+            made = self._use(func, args, kwargs)
             if made is not None:
                 return made
         if transposed_parameter(func, args, kwargs, self._is_parameter):
@@ -84,7 +84,7 @@ class Capture(TorchFunctionMode):
         return Rectify.apply(input)
 
     def use_otherwise(self, touched: list[Tensor], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on tracked parameters that makes no site."""
+        """An operation on tracked parameters that makes no layer use."""
         result = func(*args, **kwargs)
         if any(made.requires_grad for made in tensors_in(result)):
             self.used_otherwise |= {id(parameter) for parameter in touched}
@@ -109,22 +109,22 @@ class Capture(TorchFunctionMode):
     def _parameter(self, tensor: Tensor) -> Tensor:
         return self.transposes[id(tensor)][1] if id(tensor) in self.transposes else tensor
 
-    def _site(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The output of the call as a site, where it is one of a tracked weight and a tracked or constant bias."""
+    def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The output of the call as a layer use, where it is one of a tracked weight and a tracked or constant bias."""
         call = layer_call(func, args, kwargs, self._is_tracked)
         if isinstance(call, LinearCall):
             weight = self._parameter(call.weight)
             transposed = call.transposed if weight is call.weight else not call.transposed
             if self._knows(weight, call.bias):
                 return self.record(
-                    LinearSite(weight, call.bias, transposed=transposed),
+                    LinearUse(weight, call.bias, transposed=transposed),
                     call.input,
                     call.bias,
                 )
             if not self._knows(weight, None):
                 return None
             assert call.bias is not None  # a part of a parameter, or computed from one: autograd's business
-            outputs = self.record(LinearSite(weight, None, transposed=transposed), call.input, None)
+            outputs = self.record(LinearUse(weight, None, transposed=transposed), call.input, None)
             return outputs + call.bias.to(outputs.dtype)
         if isinstance(call, ConvolutionCall):
             if not self._knows(call.weight, call.bias) or call.settings is None or not call.batched:
@@ -133,7 +133,7 @@ class Capture(TorchFunctionMode):
             stride, padding, dilation = ([*each] for each in lists)
             settings = (stride, padding, dilation, groups)
             return self.record(
-                ConvolutionSite(call.weight, call.bias, settings),
+                ConvolutionUse(call.weight, call.bias, settings),
                 call.input,
                 call.bias,
             )
@@ -141,12 +141,12 @@ class Capture(TorchFunctionMode):
             unusual = call.max_norm is not None or call.scale_grad_by_freq or call.sparse
             if not self._knows(call.weight, None) or unusual:
                 return None
-            return self.record(EmbeddingSite(call.weight, call.padding_idx), call.input, None)
+            return self.record(EmbeddingUse(call.weight, call.padding_idx), call.input, None)
         if isinstance(call, ProductCall) and self._is_parameter(call.parameter) and call.parameter.numel() == 1:
             scalar, tensor = call.parameter, call.input
             fits = tensor.dim() >= max(1, scalar.dim()) and tensor.dtype == scalar.dtype and not scalar.is_complex()
             if fits and not self._is_tracked(tensor):
-                return self.record(ScalarSite(scalar, None), tensor, None)
+                return self.record(ScalarUse(scalar, None), tensor, None)
         return None
 
     def _knows(self, weight: Any, bias: Any) -> bool:
@@ -154,15 +154,15 @@ class Capture(TorchFunctionMode):
             return False
         return bias is None or self._is_parameter(bias) or not bias.requires_grad
 
-    def record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        site.ordinary = lambda: self.open
-        weight, device = site.weight, site.weight.device.type
-        if torch.is_autocast_enabled(device) and not isinstance(site, (EmbeddingSite, ScalarSite)):
+    def record(self, use: LayerUse, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        use.ordinary = lambda: self.open
+        weight, device = use.weight, use.weight.device.type
+        if torch.is_autocast_enabled(device) and not isinstance(use, (EmbeddingUse, ScalarUse)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        outputs = site.apply(inputs, weight, bias, self.anchor)
+        outputs = use.apply(inputs, weight, bias, self.anchor)
         if outputs.requires_grad:  # under no_grad nothing is used
-            self.sites.append(site)
+            self.uses.append(use)
         return outputs
 
 

@@ -1,4 +1,4 @@
-"""The layers that can be sites: linear, convolution, embedding, and multiplication with a single parameter."""
+"""The layers whose calls are captured: linear, convolution, embedding, and multiplication with a single parameter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.layers import few_rows
-from tacit.layers.layer_use import Site
+from tacit.layers.layer_use import LayerUse
 from tacit.layers.penalty_part import in_memory_order
 
 
-class LinearSite(Site):
+class LinearUse(LayerUse):
     """z = x Wᵀ + b on the last axis, or z = x W + b when `transposed`; every other axis counts as rows.
 
     The weight's gradient is LᵀR with `left` rows L and `right` rows R: output gradients and inputs, or the reverse.
@@ -91,7 +91,7 @@ class LinearSite(Site):
         return tensor.reshape(self.micro_batches, -1, tensor.shape[-1])
 
 
-class ConvolutionSite(Site):
+class ConvolutionUse(LayerUse):
     """A 1-, 2- or 3-dimensional convolution with numeric padding."""
 
     def __init__(
@@ -140,7 +140,7 @@ class ConvolutionSite(Site):
         return images if tensor.dim() == images.dim() else images.unflatten(0, tensor.shape[:2])
 
 
-class ScalarSite(Site):
+class ScalarUse(LayerUse):
     """z = s · x for a parameter with one element, such as SkipInit's: its gradient is one inner product."""
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -156,7 +156,7 @@ class ScalarSite(Site):
         raise AssertionError("a scalar factor has no bias")
 
 
-class EmbeddingSite(Site):
+class EmbeddingUse(LayerUse):
     """z = W[indices]: the input rows are one-hot, so the weight gradient is a sum of rows by index."""
 
     def __init__(self, weight: Tensor, padding_index: int | None) -> None:

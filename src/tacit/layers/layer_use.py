@@ -1,13 +1,13 @@
 """A layer whose weight gradient is known by its factors, so that it need not be formed inside the graph.
 
 A linear layer with input rows X and output-gradient rows D has the weight gradient G = DᵀX. While the penalty's graph
-is built, a `Site` keeps X and D instead of G. The passes over one site:
+is built, a `LayerUse` keeps X and D instead of G. The passes over one layer use:
 
     forward pass      X ──── layer (W) ──────────▶ z ──▶ … ──▶ Ĉ
 
-    inner pass        X̄ ◀─── input gradient (W) ── D ◀── … ◀── 1            the site keeps X and D
+    inner pass        X̄ ◀─── input gradient (W) ── D ◀── … ◀── 1            the use keeps X and D
 
-    R = ‖∇Ĉ‖²         ‖G(X, D)‖², added up over sites (`squared_norms`)
+    R = ‖∇Ĉ‖²         ‖G(X, D)‖², added up over layer uses (`squared_norms`)
 
     outer pass        1. squared norm:    V = ∂R/∂G arrives;  D receives layer(X; V), X receives input gradient(D; V)
     of Ĉ + (λ/4) R    2. input gradient:  T = ∂/∂X̄ arrives;   D receives layer(T; W), W receives G(T, D)
@@ -37,10 +37,10 @@ from tacit.layers.modes import without_modes
 from tacit.layers.penalty_part import RowWatch
 
 
-class Site(ABC):
+class LayerUse(ABC):
     """One call of one layer inside a closure: its facts, and what the passes leave behind.
 
-    The inner pass sets `inputs` (X) and `output_gradient` (D). The outer pass visits a site up to three times (see
+    The inner pass sets `inputs` (X) and `output_gradient` (D). The outer pass visits a layer use up to three times (see
     above). `tangents` (T) wait for the layer's visit; where that has been, the visit that has them returns their
     contribution itself. So no order of visits loses a term.
     """
@@ -66,7 +66,7 @@ class Site(ABC):
         self.layer_is_past = False
 
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor) -> Tensor:
-        """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only sites hang on."""
+        """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only layer uses hang on."""
         return _Layer.apply(inputs, weight, bias, anchor, self)
 
     # -- the layer's own algebra ------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     @without_modes
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, site: Site) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, use: LayerUse) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.site = site
-        outputs = site.forward(inputs, weight, bias)
+        ctx.use = use
+        outputs = use.forward(inputs, weight, bias)
         # Autograd forbids changes in place (a ReLU, `h += x`) on a view that a Function made, even if nobody else holds
         # its base. A layer's rows reshaped to tokens are such a view.
         if outputs._is_view():
@@ -214,24 +214,24 @@ class _Layer(torch.autograd.Function):
     @without_modes
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        site: Site = ctx.site
+        use: LayerUse = ctx.use
         wants_inputs, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        if site.ordinary():  # the closure differentiates (a physics loss, a critic's penalty), or the check does
-            to_inputs = site.input_gradient(output_gradient, weight, inputs) if wants_inputs else None
-            to_weight = site.weight_gradient(inputs, output_gradient) if wants_weight else None
-            return to_inputs, to_weight, site.bias_gradient(output_gradient) if wants_bias else None, None, None
-        if not site.inner:
+        if use.ordinary():  # the closure differentiates (a physics loss, a critic's penalty), or the check does
+            to_inputs = use.input_gradient(output_gradient, weight, inputs) if wants_inputs else None
+            to_weight = use.weight_gradient(inputs, output_gradient) if wants_weight else None
+            return to_inputs, to_weight, use.bias_gradient(output_gradient) if wants_bias else None, None, None
+        if not use.inner:
             wants = (wants_inputs, wants_weight, wants_bias)
-            return *site.final_gradients(inputs, output_gradient, weight, wants), None, None
+            return *use.final_gradients(inputs, output_gradient, weight, wants), None, None
         input_gradient = weight_gradient = bias_gradient = None
-        site.inputs, site.output_gradient = inputs, output_gradient
+        use.inputs, use.output_gradient = inputs, output_gradient
         if wants_inputs:
-            input_gradient = _InputGradient.apply(output_gradient, weight, inputs, site)
+            input_gradient = _InputGradient.apply(output_gradient, weight, inputs, use)
         # A weight that is also used outside known layers gets an ordinary, differentiable gradient here.
-        if site.weight_by_autograd and wants_weight:
-            weight_gradient = site.weight_gradient(inputs, output_gradient)
-        if site.bias_by_autograd and wants_bias:
-            bias_gradient = site.bias_gradient(output_gradient)
+        if use.weight_by_autograd and wants_weight:
+            weight_gradient = use.weight_gradient(inputs, output_gradient)
+        if use.bias_by_autograd and wants_bias:
+            bias_gradient = use.bias_gradient(output_gradient)
         return input_gradient, weight_gradient, bias_gradient, None, None
 
 
@@ -240,14 +240,14 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     @without_modes
-    def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, site: Site) -> Tensor:
+    def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, inputs: Tensor, use: LayerUse) -> Tensor:
         ctx.save_for_backward(output_gradient, weight)
         ctx.set_materialize_grads(False)
-        ctx.site = site
-        return site.input_gradient(output_gradient, weight, inputs.detach())
+        ctx.use = use
+        return use.input_gradient(output_gradient, weight, inputs.detach())
 
     @staticmethod
     @without_modes
     def backward(ctx: Any, tangents: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         output_gradient, weight = ctx.saved_tensors
-        return *ctx.site.differentiate_input_gradient(tangents, weight, output_gradient), None, None
+        return *ctx.use.differentiate_input_gradient(tangents, weight, output_gradient), None, None

@@ -1,8 +1,8 @@
 """The losses of all micro-batches from one call of the closure, each as if it had been called with that part alone.
 
 The closure runs under `torch.vmap` over the micro-batches: whatever it computes, it computes for each of them, so a
-loss that is no mean over examples, or one that compares them, stays right. Layers become sites whose tensors have a
-leading axis of micro-batches; every other parameter of the norm is replaced by one copy per micro-batch, so that it has
+loss that is no mean over examples, or one that compares them, stays right. Tensors of a layer use have a leading axis
+of micro-batches; every other parameter of the norm is replaced by one copy per micro-batch, so that it has
 one gradient per micro-batch. What vmap cannot do (batch norm's running statistics, `.item()`, checkpointing) raises.
 """
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from tacit.layers.calls import EmbeddingCall, layer_call, tensors_in
 from tacit.layers.capture import Capture
-from tacit.layers.layer_use import Site
+from tacit.layers.layer_use import LayerUse
 from tacit.layers.modes import modes_on, overrides_functions
 from tacit.layers.rectify import Rectify
 
@@ -31,13 +31,13 @@ class NotInOnePassError(Exception):
 
 
 class UsesChangedError(Exception):
-    """A parameter turned out to be used both at sites and in other ways; the next attempt uses copies of it only."""
+    """A parameter is used both by known layers and in other ways; the next attempt uses copies of it only."""
 
 
 class MicroBatchCapture(Capture):
-    """A `Capture` inside `torch.vmap`: sites work on whole tensors, with the micro-batches along the first axis.
+    """A `Capture` inside `torch.vmap`: layer uses work on whole tensors, with the micro-batches along the first axis.
 
-    `penalised` parameters that are used in other ways than at sites, or that are in `never_sites`, are replaced by
+    `penalised` parameters that are used in other ways than by known layers, or are in `never_layers`, are replaced by
     `copies`, one per micro-batch. Buffers may be read and not written: a second micro-batch would see the change.
     """
 
@@ -47,12 +47,12 @@ class MicroBatchCapture(Capture):
         *,
         micro_batches: int,
         penalised: Collection[int],
-        never_sites: Collection[int],
+        never_layers: Collection[int],
         buffers: Iterable[Tensor],
     ) -> None:
         super().__init__(tracked)
         self.micro_batches = micro_batches
-        self.penalised, self.never_sites = penalised, never_sites
+        self.penalised, self.never_layers = penalised, never_layers
         self.buffers = {_memory(buffer) for buffer in buffers}
         self.copies: dict[int, Tensor] = {}
         self.level = 0
@@ -82,18 +82,18 @@ class MicroBatchCapture(Capture):
         with temporarily_clear_interpreter_stack():
             return _functorch._add_batch_dim(Rectify.apply(whole), 0, self.level)
 
-    def record(self, site: Site, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        if id(site.weight) in self.never_sites or (bias is not None and id(bias) in self.never_sites):
+    def record(self, use: LayerUse, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        if id(use.weight) in self.never_layers or (bias is not None and id(bias) in self.never_layers):
             raise _UsesCopiesError
-        site.micro_batches = self.micro_batches
+        use.micro_batches = self.micro_batches
         whole = self._whole(inputs)
         with temporarily_clear_interpreter_stack():
-            outputs = super().record(site, whole, bias)
+            outputs = super().record(use, whole, bias)
         return _functorch._add_batch_dim(outputs, 0, self.level)
 
-    def _site(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         try:
-            return super()._site(func, args, kwargs)
+            return super()._use(func, args, kwargs)
         except _UsesCopiesError:
             return None
 

@@ -16,71 +16,71 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.layers.kinds import EmbeddingSite, LinearSite, rows
-from tacit.layers.layer_use import Site
+from tacit.layers.kinds import EmbeddingUse, LinearUse, rows
+from tacit.layers.layer_use import LayerUse
 from tacit.layers.modes import without_modes
 
 
-def weight_squared_norm(sites: Sequence[Site], *, with_bias: bool) -> Tensor:
+def weight_squared_norm(uses: Sequence[LayerUse], *, with_bias: bool) -> Tensor:
     """‖G‖² for one weight over all its uses; `with_bias` adds ‖b̄‖² of the bias that is used just there."""
-    if uses_gram(sites):
-        return _gram_norm(sites, with_bias)
-    if by_index(sites):
-        return _norm_by_index(sites)
-    return _direct_norm(sites, with_bias)
+    if uses_gram(uses):
+        return _gram_norm(uses, with_bias)
+    if by_index(uses):
+        return _norm_by_index(uses)
+    return _direct_norm(uses, with_bias)
 
 
-def bias_squared_norm(sites: Sequence[Site]) -> Tensor:
+def bias_squared_norm(uses: Sequence[LayerUse]) -> Tensor:
     """‖b̄‖² for one bias over all its uses: few enough numbers for ordinary autograd."""
     # Only with micro-batches its penalty's part has to be known by rows; otherwise by its gradient.
-    rows = [_output_gradient(site) if site.micro_batches is None else site.rows_of_norm("D") for site in sites]
-    gradients = [site.each_bias_gradient(_wide(each)) for site, each in zip(sites, rows, strict=True)]
+    rows = [_output_gradient(use) if use.micro_batches is None else use.rows_of_norm("D") for use in uses]
+    gradients = [use.each_bias_gradient(_wide(each)) for use, each in zip(uses, rows, strict=True)]
     return torch.stack(gradients).sum(0).square().sum()
 
 
-def uses_gram(sites: Sequence[Site]) -> bool:
+def uses_gram(uses: Sequence[LayerUse]) -> bool:
     """Whether the Gram form needs fewer multiplications: 2 r²(n+p) against 3 r n p, with r rows in all."""
-    if not all(isinstance(site, LinearSite) for site in sites):
+    if not all(isinstance(use, LinearUse) for use in uses):
         return False
-    fan_out, fan_in = sites[0].weight.shape
-    count = sum(_row_count(site) for site in sites)
+    fan_out, fan_in = uses[0].weight.shape
+    count = sum(_row_count(use) for use in uses)
     return 2 * count * (fan_in + fan_out) <= 3 * fan_in * fan_out
 
 
-def by_index(sites: Sequence[Site]) -> bool:
+def by_index(uses: Sequence[LayerUse]) -> bool:
     """Whether only embeddings use the weight: most of its rows have no gradient then, and G is not formed."""
-    return all(isinstance(site, EmbeddingSite) for site in sites)
+    return all(isinstance(use, EmbeddingUse) for use in uses)
 
 
-def _row_count(site: Site) -> int:
+def _row_count(use: LayerUse) -> int:
     """Rows of one micro-batch, or of the batch."""
-    gradient = _output_gradient(site)
-    return gradient.numel() // max(1, gradient.shape[-1]) // (site.micro_batches or 1)
+    gradient = _output_gradient(use)
+    return gradient.numel() // max(1, gradient.shape[-1]) // (use.micro_batches or 1)
 
 
-def _gram_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
+def _gram_norm(uses: Sequence[LayerUse], with_bias: bool) -> Tensor:
     pairs = []
-    for site in sites:
-        assert isinstance(site, LinearSite)
-        left, right = site.factor_rows(_wide(site.rows_of_norm("X")), _wide(site.rows_of_norm("D")))
-        if with_bias and site.transposed:  # a bias adds to the Gram matrix of the inputs, here the right rows
+    for use in uses:
+        assert isinstance(use, LinearUse)
+        left, right = use.factor_rows(_wide(use.rows_of_norm("X")), _wide(use.rows_of_norm("D")))
+        if with_bias and use.transposed:  # a bias adds to the Gram matrix of the inputs, here the right rows
             left, right = right, left
         pairs.append((left, right))
     left, right = (parts[0] if len(parts) == 1 else torch.cat(parts, -2) for parts in zip(*pairs, strict=True))
     return _GramNorm.apply(right, left, with_bias)
 
 
-def _norm_by_index(sites: Sequence[Site]) -> Tensor:
+def _norm_by_index(uses: Sequence[LayerUse]) -> Tensor:
     """Micro-batches have rows of their own: index i of micro-batch k counts as index k · (rows of the weight) + i."""
     indices, gradients = [], []
-    for site in sites:
-        assert isinstance(site, EmbeddingSite)
-        index, gradient = _inputs(site), rows(_wide(site.rows_of_norm("D")))
-        if site.padding_index is not None:  # those rows never enter the weight's gradient
-            gradient = gradient.masked_fill((index == site.padding_index).reshape(-1, 1), 0.0)
-        if site.micro_batches is not None:
-            first = site.weight.shape[0] * torch.arange(site.micro_batches, device=index.device)
-            index = index.reshape(site.micro_batches, -1) + first.unsqueeze(1)
+    for use in uses:
+        assert isinstance(use, EmbeddingUse)
+        index, gradient = _inputs(use), rows(_wide(use.rows_of_norm("D")))
+        if use.padding_index is not None:  # those rows never enter the weight's gradient
+            gradient = gradient.masked_fill((index == use.padding_index).reshape(-1, 1), 0.0)
+        if use.micro_batches is not None:
+            first = use.weight.shape[0] * torch.arange(use.micro_batches, device=index.device)
+            index = index.reshape(use.micro_batches, -1) + first.unsqueeze(1)
         indices.append(index.reshape(-1))
         gradients.append(gradient)
     found, places = torch.unique(torch.cat(indices), return_inverse=True)
@@ -88,9 +88,9 @@ def _norm_by_index(sites: Sequence[Site]) -> Tensor:
     return whole.new_zeros(len(found), whole.shape[-1]).index_add(0, places, whole).square().sum()
 
 
-def _direct_norm(sites: Sequence[Site], with_bias: bool) -> Tensor:
-    flat = [tensor for site in sites for tensor in (site.rows_of_norm("X"), site.rows_of_norm("D"))]
-    return _DirectNorm.apply(list(sites), with_bias, *flat)
+def _direct_norm(uses: Sequence[LayerUse], with_bias: bool) -> Tensor:
+    flat = [tensor for use in uses for tensor in (use.rows_of_norm("X"), use.rows_of_norm("D"))]
+    return _DirectNorm.apply(list(uses), with_bias, *flat)
 
 
 class _GramNorm(torch.autograd.Function):
@@ -116,14 +116,14 @@ class _GramNorm(torch.autograd.Function):
 class _DirectNorm(torch.autograd.Function):
     @staticmethod
     @without_modes
-    def forward(ctx: Any, sites: list[Site], with_bias: bool, *flat: Tensor) -> Tensor:
-        triples = zip(sites, map(_wide, flat[::2]), map(_wide, flat[1::2]), strict=True)
-        found = [site.each_parameter_gradients(inputs, gradients, with_bias) for site, inputs, gradients in triples]
+    def forward(ctx: Any, uses: list[LayerUse], with_bias: bool, *flat: Tensor) -> Tensor:
+        triples = zip(uses, map(_wide, flat[::2]), map(_wide, flat[1::2]), strict=True)
+        found = [use.each_parameter_gradients(inputs, gradients, with_bias) for use, inputs, gradients in triples]
         weight_gradient = _sum(weight for weight, _ in found)
         bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
-        ctx.sites = sites
-        sites[0].weight_gradient_of_norm = weight_gradient
+        ctx.uses = uses
+        uses[0].weight_gradient_of_norm = weight_gradient
         norm = weight_gradient.square().sum()
         return norm if bias_gradient is None else norm + bias_gradient.square().sum()
 
@@ -134,10 +134,10 @@ class _DirectNorm(torch.autograd.Function):
         twice = 2 * cotangent
         pulled, pulled_bias = twice * weight_gradient, None if bias_gradient is None else twice * bias_gradient
         results: list[Tensor | None] = [None, None]
-        for site, inputs, gradients in zip(ctx.sites, flat[::2], flat[1::2], strict=True):
+        for use, inputs, gradients in zip(ctx.uses, flat[::2], flat[1::2], strict=True):
             dtype = gradients.dtype
             each = pulled.to(dtype), None if pulled_bias is None else pulled_bias.to(dtype)
-            results += site.pull_back(inputs, gradients, *each)
+            results += use.pull_back(inputs, gradients, *each)
         return tuple(results)
 
 
@@ -146,14 +146,14 @@ def _sum(tensors: Iterable[Tensor]) -> Tensor:
     return sum(rest, first)
 
 
-def _inputs(site: Site) -> Tensor:
-    assert site.inputs is not None
-    return site.inputs
+def _inputs(use: LayerUse) -> Tensor:
+    assert use.inputs is not None
+    return use.inputs
 
 
-def _output_gradient(site: Site) -> Tensor:
-    assert site.output_gradient is not None
-    return site.output_gradient
+def _output_gradient(use: LayerUse) -> Tensor:
+    assert use.output_gradient is not None
+    return use.output_gradient
 
 
 def _wide(tensor: Tensor) -> Tensor:

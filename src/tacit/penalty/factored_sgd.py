@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
-from tacit.layers.kinds import LinearSite
+from tacit.layers.kinds import LinearUse
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.micro_batches import split
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Piece
 from tacit.penalty.record import PenaltyRecord, record_of
@@ -130,14 +130,14 @@ class FactoredSGD(torch.optim.Optimizer):
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
         pieces, whole = split(batch, self.micro_batch_size, "step"), Piece(batch)
-        outcomes, sites = self._differentiate(
+        outcomes, uses = self._differentiate(
             self._leaving_backward_to_us(closure), whole, pieces if strength else [whole], strength
         )
         self._source.content = "of linear layers are never formed by FactoredSGD"
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
-        for site in sites:
-            if site.factors is not None:
-                factors.setdefault(site.weight, []).append(site.factors)
+        for use in uses:
+            if use.factors is not None:
+                factors.setdefault(use.weight, []).append(use.factors)
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -176,12 +176,12 @@ class FactoredSGD(torch.optim.Optimizer):
 
     def _differentiate(
         self, closure: Callable[..., Tensor], whole: Piece, pieces: list[Piece], strength: float
-    ) -> tuple[list[Outcome], list[LinearSite]]:
-        """Factors of linear layers on the returned sites, `.grad` of everything else."""
-        task = Task(self.model, self.named, (), strength=strength)
+    ) -> tuple[list[Outcome], list[LinearUse]]:
+        """Factors of linear layers on the returned uses, `.grad` of everything else."""
+        objective = Objective(self.model, self.named, (), strength=strength)
         with translated_errors(), without_ddp():
             return self._runner.run(
-                task, closure, whole, pieces, lambda task: gram.run(task, keep_factors=task.deliver is None),
+                objective, closure, whole, pieces, lambda each: gram.run(each, keep_factors=each.deliver is None),
                 in_one_pass=True, keep_factors=True,
             )  # fmt: skip
 

@@ -19,7 +19,7 @@ from tacit._gradient_sources import GradientSource
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
 from tacit.penalty.methods.micro_batches import split
-from tacit.penalty.objective import DeferredCheck, Outcome, Task
+from tacit.penalty.objective import DeferredCheck, Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Piece
 from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
@@ -54,7 +54,7 @@ class GradientPenalty:
       possible, and otherwise (batch norm in training mode, `.item()`, checkpointing) once for each, which it logs.
       Dropout masks are then drawn in another order. A loss that is no mean over rows is noticed, every `check_every`
       steps; its own gradient is then that of the whole batch, at the price of one plain pass.
-    - `of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
+    - `norm_of`: under DistributedDataParallel, `micro_batch` (each worker's own batch is one: the mean of the workers'
       penalties) or `global_batch` (the penalty of the gradient averaged over workers). On one device both are the same.
     - `check_ranks`: whether workers compare batch sizes and strengths at every step, and stop together when one fails.
     - `every=k` / `probability=p`: the penalty on some steps only, with weight k or 1/p; unbiased.
@@ -95,7 +95,7 @@ class GradientPenalty:
         central: bool = False,
         check_every: int = 100,
         generators: Iterable[torch.Generator] = (),
-        of: str = "micro_batch",
+        norm_of: str = "micro_batch",
         check_ranks: bool = True,
         attention: str = "math",
         when_uncertain: str = "exact",
@@ -108,24 +108,24 @@ class GradientPenalty:
         if micro_batch_size is not None:
             whole_number("micro_batch_size", micro_batch_size, at_least=1)
         self._automatic = method == "auto"
-        self.method = _chosen(method, model, micro_batch_size=micro_batch_size, of=of)
+        self.method = _chosen(method, model, micro_batch_size=micro_batch_size, norm_of=norm_of)
         self._strength = Strength(
             strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio
         )
         whole_number("check_every", check_every, at_least=0)
-        if of not in ("micro_batch", "global_batch"):
-            raise InputError(f"of={of!r} is unknown; use 'micro_batch' or 'global_batch'.")
-        if of == "global_batch" and self.method == "gram":
+        if norm_of not in ("micro_batch", "global_batch"):
+            raise InputError(f"norm_of={norm_of!r} is unknown; use 'micro_batch' or 'global_batch'.")
+        if norm_of == "global_batch" and self.method == "gram":
             raise InputError(
-                "of='global_batch' with method='gram'; expected a method that forms the gradient that workers average. "
-                "Use method='double_backward'."
+                "norm_of='global_batch' with method='gram'; expected a method that forms the gradient that workers "
+                "average. Use method='double_backward'."
             )
-        if of == "global_batch" and micro_batch_size is not None:
+        if norm_of == "global_batch" and micro_batch_size is not None:
             raise InputError(
-                f"micro_batch_size={micro_batch_size} with of='global_batch'; expected at most one of them."
+                f"micro_batch_size={micro_batch_size} with norm_of='global_batch'; expected at most one of them."
             )
-        refuse_wrapped(model, of=of)
-        self.micro_batch_size, self.of, self.when_uncertain = micro_batch_size, of, when_uncertain
+        refuse_wrapped(model, norm_of=norm_of)
+        self.micro_batch_size, self.norm_of, self.when_uncertain = micro_batch_size, norm_of, when_uncertain
         self.central, self.check_every, self.generators = central, check_every, tuple(generators)
         for item in self.generators:
             if not isinstance(item, torch.Generator):
@@ -141,7 +141,7 @@ class GradientPenalty:
             scaler_remedy="Pass the scaler to the penalty as scaler=.",
         )  # fmt: skip
         self._deferred = DeferredCheck(defer_checks)
-        self._workers = Workers(of, check=check_ranks)
+        self._workers = Workers(norm_of, check=check_ranks)
         self._source = GradientSource()
         self._see_parameters()
         if method == "auto":
@@ -308,8 +308,8 @@ class GradientPenalty:
             # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
             if sink is None and (collect or len(pieces) > 1):
                 sink = GradientSum()
-            together = ours if self.of == "global_batch" else None
-            task = Task(
+            together = ours if self.norm_of == "global_batch" else None
+            objective = Objective(
                 model=self.model,
                 parameters=parameters,
                 closures=(),
@@ -329,7 +329,7 @@ class GradientPenalty:
                 deferred=self._deferred.now(self.steps, device, due=self._runner.due),
             )
             outcomes, _ = self._runner.run(
-                task, closure, Piece(batch), pieces, self._run, second_view=second_view, scaler=scaler,
+                objective, closure, Piece(batch), pieces, self._run, second_view=second_view, scaler=scaler,
                 in_one_pass=self.method == "gram",
             )  # fmt: skip
         of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
@@ -338,7 +338,7 @@ class GradientPenalty:
         if self._strength.limit is not None and penalised and weight:
             seen = record_of(outcomes, strength=strength, method=self.method)
             self._strength.limit.see(seen.batch_sharpness, None if ours is None else ours.largest_after)
-        return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), task.scale
+        return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), objective.scale
 
     def _with_workers(
         self, strength: float | Tensor, weight: float, batch: tuple[Any, ...]
@@ -347,27 +347,27 @@ class GradientPenalty:
             return nullcontext()
         return self._workers.step(self.model, float(strength), weight, next(lengths(batch), None))
 
-    def _run(self, task: Task) -> Outcomes:
+    def _run(self, objective: Objective) -> Outcomes:
         """One micro-batch, by this penalty's method."""
         method = choose(self.method)
-        if not task.penalised:
-            return (plain_step(task) if is_sharded(self.model) else _plain(task)), []
-        if self._automatic and self.method == "gram" and len(task.closures) > 1:
-            return replace(choose("double_backward").backward(task), method="double_backward"), []
+        if not objective.penalised:
+            return (plain_step(objective) if is_sharded(self.model) else _plain(objective)), []
+        if self._automatic and self.method == "gram" and len(objective.closures) > 1:
+            return replace(choose("double_backward").backward(objective), method="double_backward"), []
         if method.exact:
-            return method.backward(task), []
-        return self._approximation.run(method, task, run_exact=self._run_exact), []
+            return method.backward(objective), []
+        return self._approximation.run(method, objective, run_exact=self._run_exact), []
 
-    def _run_exact(self, method: Method, task: Task) -> Outcome:
+    def _run_exact(self, method: Method, objective: Objective) -> Outcome:
         with self._runner.twice_differentiable():
-            return method.backward(task)
+            return method.backward(objective)
 
     def plan(self, closure: Callable[[], Tensor]) -> dict[str, str]:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
-        task = Task(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
+        objective = Objective(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
         exact = self._runner.twice_differentiable()
         with translated_errors(), self._workers.alone(self.model), torch.enable_grad(), exact:
-            return gram.plan(task)
+            return gram.plan(objective)
 
     def __repr__(self) -> str:
         strength = "a schedule" if callable(self.strength) else f"{self.strength:g}"
@@ -376,7 +376,7 @@ class GradientPenalty:
             "every": None if self._strength.every == 1 else self._strength.every,
             "probability": self._strength.probability,
             "exclude": list(self.exclude) or None,
-            "of": None if self.of == "micro_batch" else self.of,
+            "norm_of": None if self.norm_of == "micro_batch" else self.norm_of,
         }
         shown = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
         count = sum(parameter.numel() for parameter in self.parameters.values())
@@ -424,19 +424,19 @@ class GradientPenalty:
         self._last, self._seen = None, (outcomes, strength, instead or self.method, error)
 
 
-def _chosen(method: str, model: nn.Module, *, micro_batch_size: int | None, of: str) -> str:
+def _chosen(method: str, model: nn.Module, *, micro_batch_size: int | None, norm_of: str) -> str:
     if method != "auto":
         return choose(method).name
-    if of == "global_batch":  # its mean gradient has to be formed, so `gram` gains nothing
+    if norm_of == "global_batch":  # its mean gradient has to be formed, so `gram` gains nothing
         return "double_backward"
     return fastest_exact(model, micro_batch_size=micro_batch_size).name
 
 
-def _plain(task: Task) -> Outcome:
+def _plain(objective: Objective) -> Outcome:
     """Strength 0: bitwise what `loss.backward()` does."""
-    losses = [task.loss(closure) for closure in task.closures]
+    losses = [objective.loss(closure) for closure in objective.closures]
     loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-    task.finish(loss, factor=task.weight * task.scale)
+    objective.finish(loss, factor=objective.weight * objective.scale)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
 
 

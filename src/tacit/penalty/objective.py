@@ -22,13 +22,13 @@ Closure = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
+class Objective:
     """One call of `GradientPenalty.backward`: add weight · ∇(Ĉ + (λ/4)‖∇Ĉ‖²) to `.grad` of every leaf.
 
     With two closures (two views of one minibatch) the objective is ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩.
     The norm runs over `parameters`; the gradient goes to every leaf that the loss depends on.
 
-    With `mean` (over workers) ∇Ĉ in the norm is the mean gradient ḡ: the task's own share of the penalty is then
+    With `mean` (over workers) ∇Ĉ in the norm is the mean gradient ḡ: the objective's own share of the penalty is then
     (λ/4)(2⟨∇Ĉ, ḡ⟩ − ‖ḡ‖²) with ḡ held constant, and the mean over workers of these shares is (λ/4)‖ḡ‖².
     """
 
@@ -49,7 +49,7 @@ class Task:
     check_error: bool = False  # whether approximate methods estimate their error at this step
     tolerance: float | None = None  # the largest estimated error with which gradients may be delivered; None: any
     largest: Callable[[float], float] | None = None  # over workers, where all must take the same way
-    check_sites: bool = False  # whether `gram` compares what its layers give with a plain backward pass
+    check_layers: bool = False  # whether `gram` compares what its layers give with a plain backward pass
     look: Callable[[Tensor], None] | None = None  # at the graph of each loss, on steps where that is affordable
     compiled: CompiledNotice | None = None  # to give where compiled code runs as it was written
     may_overflow: bool = False  # whether a GradScaler skips steps that are not finite
@@ -108,19 +108,19 @@ class Task:
 
     def finish(
         self,
-        objective: Tensor,
+        value: Tensor,
         watch: GradientWatch | None = None,
         *,
         factor: float | Tensor = 1.0,
         outputs: Sequence[Tensor] = (),
         cotangents: Sequence[Tensor] = (),
     ) -> None:
-        """Add ∇(factor · objective + Σ⟨output, cotangent⟩), cotangents constant, to `.grad` of every leaf.
+        """Add ∇(factor · value + Σ⟨output, cotangent⟩), cotangents constant, to `.grad` of every leaf.
 
         With `deliver` the gradients are handed to it instead, with all hooks silent.
         """
-        roots = [objective, *outputs]
-        one = torch.ones_like(objective)
+        roots = [value, *outputs]
+        one = torch.ones_like(value)
         seeds = [one if isinstance(factor, float) and factor == 1 else factor * one, *cotangents]
         if self.deliver is None:
             with nullcontext() if watch is None else watch.watching(), modes_on():
@@ -169,10 +169,10 @@ class DeferredCheck:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The original loss Ĉ, ‖∇Ĉ‖² over the task's parameters and, for approximate methods, an error estimate.
+    """The original loss Ĉ, ‖∇Ĉ‖² over the objective's parameters and, for approximate methods, an error estimate.
 
     `error` is relative to the norm of the penalty's part of the gradient; None for exact methods and when not asked.
-    Where it exceeds the task's tolerance, nothing was delivered.
+    Where it exceeds the objective's tolerance, nothing was delivered.
     """
 
     loss: Tensor

@@ -21,7 +21,7 @@ class PenaltyRecord:
     - `error` is the estimated relative error of the penalty's part of the gradient, for approximate methods, from the
       last step that checked it.
     - `curvature` is ⟨∇Ĉ, ∇²Ĉ ∇Ĉ⟩, over the penalised parameters. It is None, and `batch_sharpness` with it, on steps
-      of weight 0 or without a penalty, with two views, `of="global_batch"` or sparse gradients.
+      of weight 0 or without a penalty, with two views, `norm_of="global_batch"` or sparse gradients.
     - `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, None there and where `gram` does not form a weight's gradient: with
       micro-batches in one pass, and in the Gram form with several uses or many rows.
 

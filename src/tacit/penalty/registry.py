@@ -9,7 +9,7 @@ from torch import nn
 
 from tacit._errors import InputError
 from tacit.penalty.methods import double_backward, finite_difference, gram
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Method:
 
     name: str
     exact: bool
-    backward: Callable[[Task], Outcome]
+    backward: Callable[[Objective], Outcome]
     summary: str
 
 

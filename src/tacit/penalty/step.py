@@ -13,16 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tacit.layers.kinds import LinearSite
+from tacit.layers.kinds import LinearUse
 from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods.micro_batches import MicroBatches
-from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.objective import Closure, Objective, Outcome
 from tacit.penalty.pieces import Piece
 from tacit.penalty.surroundings.autocast import AmbientAutocast
 from tacit.penalty.surroundings.compiled import CompiledNotice
 from tacit.penalty.surroundings.loss_scaling import LossScaling
 
-Outcomes = tuple[Outcome, list[LinearSite]]
+Outcomes = tuple[Outcome, list[LinearUse]]
 
 
 class StepRunner:
@@ -46,36 +46,38 @@ class StepRunner:
 
     def run(
         self,
-        task: Task,
+        objective: Objective,
         closure: Callable[..., Tensor],
         whole: Piece,
         pieces: Sequence[Piece],
-        method: Callable[[Task], Outcomes],
+        method: Callable[[Objective], Outcomes],
         *,
         second_view: Closure | None = None,
         scaler: torch.amp.GradScaler | None = None,
         in_one_pass: bool = False,
         keep_factors: bool = False,
-    ) -> tuple[list[Outcome], list[LinearSite]]:
+    ) -> tuple[list[Outcome], list[LinearUse]]:
         """The outcomes of all pieces, and the layers that kept their factors.
 
-        `task` has the weight of the whole batch, and no closures yet; `pieces` are those of `whole`. With `in_one_pass`
-        they go together where that is possible.
+        `objective` has the weight of the whole batch, and no closures yet; `pieces` are those of `whole`. With
+        `in_one_pass` they go together where that is possible.
         """
-        autocast = AmbientAutocast.now(next(iter(task.parameters.values())).device)
+        autocast = AmbientAutocast.now(next(iter(objective.parameters.values())).device)
         due = self.due
         look = self.scaling.looking(scaler) if due or not self.scaling.looked else None
-        task = dataclasses.replace(task, check_sites=not self.layers_checked, look=look, compiled=self.compiled)
+        objective = dataclasses.replace(
+            objective, check_layers=not self.layers_checked, look=look, compiled=self.compiled
+        )
 
-        def one_after_another(task: Task, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearSite]]:
+        def one_after_another(objective: Objective, pieces: Sequence[Piece]) -> tuple[list[Outcome], list[LinearUse]]:
             outcomes: list[Outcome] = []
-            uses: list[LinearSite] = []
+            uses: list[LinearUse] = []
             for piece in pieces:
                 closures = [partial(closure, *piece.batch) if piece.batch else closure]
                 if second_view is not None:
                     closures.append(second_view)
                 around = tuple(autocast.around(each) for each in closures)
-                part = dataclasses.replace(task, closures=around, weight=task.weight * piece.share)
+                part = dataclasses.replace(objective, closures=around, weight=objective.weight * piece.share)
                 with self.twice_differentiable() if part.exact and part.penalised else nullcontext():
                     outcome, more = method(part)
                 outcomes.append(outcome if piece.share == 1 else dataclasses.replace(outcome, share=piece.share))
@@ -85,7 +87,7 @@ class StepRunner:
         with autocast.switched_off(), torch.enable_grad():
             if len(pieces) > 1:
                 outcomes, uses = self.micro_batches.run(
-                    task,
+                    objective,
                     lambda *part: autocast.around(partial(closure, *part))(),
                     pieces,
                     whole=whole,
@@ -96,7 +98,7 @@ class StepRunner:
                     keep_factors=keep_factors,
                 )
             else:
-                outcomes, uses = one_after_another(task, pieces)
+                outcomes, uses = one_after_another(objective, pieces)
         self.steps += 1
         self.layers_checked = self.layers_checked or any(outcome.checked for outcome in outcomes)
         return outcomes, uses

@@ -116,7 +116,7 @@ class RatioLimit:
             if self.known:
                 _log.warning(
                     "GradientPenalty: largest_ratio=%g is not in force, because the steps have no batch sharpness here "
-                    "(two views, or of='global_batch').", self.ratio,
+                    "(two views, or norm_of='global_batch').", self.ratio,
                 )  # fmt: skip
             self.known = False
             return

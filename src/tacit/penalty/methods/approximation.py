@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tacit._errors import InputError
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.registry import Method, choose, fastest_exact
 from tacit.penalty.surroundings.refusals import UnsupportedModelError, translated_errors
 from tacit.penalty.surroundings.state import RandomState, second_pass
@@ -53,13 +53,17 @@ class Approximation:
         self.checked_at, self.uncertain = step, False
         return True
 
-    def run(self, method: Method, task: Task, *, run_exact: Callable[[Method, Task], Outcome]) -> Outcome:
+    def run(
+        self, method: Method, objective: Objective, *, run_exact: Callable[[Method, Objective], Outcome]
+    ) -> Outcome:
         """The step by the approximate `method`, or by an exact one through `run_exact`."""
-        if self.uncertain and not task.check_error:
-            return self._run_exact_instead(method, task, run_exact)
-        start = RandomState.now(self.model, self.generators) if task.check_error and task.tolerance else None
-        outcome = method.backward(task)
-        if task.check_error and outcome.error is None:  # half precision overflowed: the next step is checked instead
+        if self.uncertain and not objective.check_error:
+            return self._run_exact_instead(method, objective, run_exact)
+        start = RandomState.now(self.model, self.generators) if objective.check_error and objective.tolerance else None
+        outcome = method.backward(objective)
+        if (
+            objective.check_error and outcome.error is None
+        ):  # half precision overflowed: the next step is checked instead
             self.checked_at = None
         if outcome.delivered:
             return outcome
@@ -74,16 +78,20 @@ class Approximation:
             _log.warning("%s at step %d; an exact method takes its place until the next check", found, self.step)
         assert start is not None
         with second_pass(self.model, start, self.generators):  # the same dropout masks, and buffers count once
-            return self._run_exact_instead(method, task, run_exact)
+            return self._run_exact_instead(method, objective, run_exact)
 
-    def _run_exact_instead(self, method: Method, task: Task, run_exact: Callable[[Method, Task], Outcome]) -> Outcome:
+    def _run_exact_instead(
+        self, method: Method, objective: Objective, run_exact: Callable[[Method, Objective], Outcome]
+    ) -> Outcome:
         causes: list[InputError] = []
-        one_gradient = len(task.closures) == 1 and task.mean is None  # `gram` has neither two views nor workers' means
+        one_gradient = (
+            len(objective.closures) == 1 and objective.mean is None
+        )  # `gram` has neither two views nor workers' means
         fastest = fastest_exact(self.model).name if one_gradient else "double_backward"
         for name in dict.fromkeys((fastest, "double_backward")):
             try:
                 with translated_errors():
-                    return replace(run_exact(choose(name), replace(task, exact=True)), method=name)
+                    return replace(run_exact(choose(name), replace(objective, exact=True)), method=name)
             except InputError as error:
                 causes.append(error)
         raise InputError(

@@ -1,7 +1,7 @@
 """One step of `gram` compared with a plain double backward on the same graph: norms, and gradients of the penalty.
 
-A use of a parameter that no site saw changes the norm. A term that the outer pass lost leaves the norm as it is and
-changes its gradient, so both are compared. The comparison costs one double backward; it is made once per penalty.
+A use of a parameter that was not captured changes the norm. A term that the outer pass lost leaves the norm as it is
+and changes its gradient, so both are compared. The comparison costs one double backward, once per penalty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import real, total
-from tacit.layers.layer_use import Site
+from tacit.layers.layer_use import LayerUse
 from tacit.layers.modes import modes_on
 from tacit.penalty.surroundings.state import without_hooks
 
@@ -29,7 +29,7 @@ NOISE_FACTOR = 20
 
 def check_against_double_backward(
     loss: Tensor,
-    sites: Sequence[Site],
+    uses: Sequence[LayerUse],
     parameters: Sequence[nn.Parameter],
     *,
     norm: Tensor,
@@ -42,14 +42,14 @@ def check_against_double_backward(
     difference, and where torch has no second derivative for a plain double backward.
     """
     leaves = list(leaf_uses(loss))
-    found = _gradients_by_sites(loss, sites, norm, leaves)
+    found = _gradients_by_layers(loss, uses, norm, leaves)
     try:
-        plain_norm, plain = _by_double_backward(loss, sites, parameters, leaves, scale)
+        plain_norm, plain = _by_double_backward(loss, uses, parameters, leaves, scale)
     except RuntimeError:
         return False
     if not (norm.isfinite() and plain_norm.isfinite()):
         return False
-    unit = _coarsest_unit(sites)
+    unit = _coarsest_unit(uses)
     # A gradient of 0, by symmetry or at the end of training, is the rounding of numbers of the loss's size.
     if plain_norm <= (100 * max(unit, torch.finfo(norm.dtype).eps) * float(loss.detach().abs())) ** 2:
         return False
@@ -65,7 +65,7 @@ def check_against_double_backward(
     if apart <= max(TOLERANCE, ROUNDINGS * unit) * size:
         return True
     # Scaled by 3, which is no power of two, all products round differently: what that changes is rounding.
-    _, again = _by_double_backward(loss, sites, parameters, leaves, 3 * scale)
+    _, again = _by_double_backward(loss, uses, parameters, leaves, 3 * scale)
     noise = _distance(again, plain)
     if not noise.isfinite() or apart <= NOISE_FACTOR * noise:
         return False
@@ -75,55 +75,55 @@ def check_against_double_backward(
     )
 
 
-def _coarsest_unit(sites: Sequence[Site]) -> float:
-    gradients = [site.output_gradient for site in sites if site.output_gradient is not None]
+def _coarsest_unit(uses: Sequence[LayerUse]) -> float:
+    gradients = [use.output_gradient for use in uses if use.output_gradient is not None]
     return max((torch.finfo(gradient.dtype).eps for gradient in gradients), default=0.0)
 
 
-def _gradients_by_sites(
+def _gradients_by_layers(
     loss: Tensor,
-    sites: Sequence[Site],
+    uses: Sequence[LayerUse],
     norm: Tensor,
     leaves: Sequence[Tensor],
 ) -> list[Tensor]:
     """∇R as the outer pass finds it. The loss takes part with weight 0, so that every layer is visited."""
-    for site in sites:
-        site.inner, site.keep_for_another_pass = False, True
-        site.start_outer_pass()
+    for use in uses:
+        use.inner, use.keep_for_another_pass = False, True
+        use.start_outer_pass()
     try:
         return _gradients(norm + 0 * loss, leaves)
     finally:
-        for site in sites:
-            site.keep_for_another_pass = False
+        for use in uses:
+            use.keep_for_another_pass = False
 
 
 def _by_double_backward(
     loss: Tensor,
-    sites: Sequence[Site],
+    uses: Sequence[LayerUse],
     parameters: Sequence[nn.Parameter],
     leaves: Sequence[Tensor],
     scale: float | Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
-    """R and ∇R, with every site an ordinary layer."""
-    were = [site.ordinary for site in sites]
-    for site in sites:
-        site.ordinary = lambda: True
+    """R and ∇R, with every use an ordinary layer."""
+    were = [use.ordinary for use in uses]
+    for use in uses:
+        use.ordinary = lambda: True
     try:
-        # Scaled as the sites' pass was, or half precision rounds the two differently.
+        # Scaled as the uses' pass was, or half precision rounds the two differently.
         with without_hooks(parameters), modes_on():
             gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
         norm = total(_wide(gradient).square().sum() for gradient in gradients if gradient is not None) / scale**2
         return norm.detach(), _gradients(norm, leaves)
     finally:
-        for site, ordinary in zip(sites, were, strict=True):
-            site.ordinary = ordinary
+        for use, ordinary in zip(uses, were, strict=True):
+            use.ordinary = ordinary
 
 
-def _gradients(objective: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    if not (leaves and objective.requires_grad):
+def _gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    if not (leaves and value.requires_grad):
         return [torch.zeros_like(leaf) for leaf in leaves]
     with without_hooks(leaves), modes_on():
-        found = torch.autograd.grad(objective, leaves, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)]
 
 

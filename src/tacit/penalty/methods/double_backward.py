@@ -17,35 +17,38 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart, inner_product
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.surroundings.buffers import BufferVersions
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
 from tacit.penalty.surroundings.state import without_hooks
 
 
-def backward(task: Task) -> Outcome:
+def backward(objective: Objective) -> Outcome:
     """Exact; forms every weight gradient inside the graph.
 
     Two views a, b: (λ/4)⟨gᵃ, gᵇ⟩ has the cotangents (λ/4) gᵇ and (λ/4) gᵃ. With `mean` over workers the cotangents are
-    made of the mean gradients ḡ (see `Task`).
+    made of the mean gradients ḡ (see `Objective`).
     """
-    parameters = list(task.parameters.values())
-    losses = [task.loss(closure) for closure in task.closures]
-    before = BufferVersions(task.modules)
+    parameters = list(objective.parameters.values())
+    losses = [objective.loss(closure) for closure in objective.closures]
+    before = BufferVersions(objective.modules)
     # The last view first, as one backward pass of the mean of both losses visits them.
-    gradients = [_gradients(loss, parameters, task.scale) for loss in reversed(losses)][::-1]
-    plain = [_without_graph(view, parameters, task.scale) for view in gradients]
+    gradients = [_gradients(loss, parameters, objective.scale) for loss in reversed(losses)][::-1]
+    plain = [_without_graph(view, parameters, objective.scale) for view in gradients]
     loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
     part = watch = None
-    if len(losses) == 1 and task.mean is None:
-        part = PenaltyPart(task.strength)
+    if len(losses) == 1 and objective.mean is None:
+        part = PenaltyPart(objective.strength)
         watch = GradientWatch(
-            part, dict(zip(parameters, plain[0], strict=True)), task.weight * task.scale, task.loss_weight
+            part,
+            dict(zip(parameters, plain[0], strict=True)),
+            objective.weight * objective.scale,
+            objective.loss_weight,
         )
-    directions = plain if task.mean is None else [task.mean(view) for view in plain]
+    directions = plain if objective.mean is None else [objective.mean(view) for view in plain]
     norm = inner_product(directions[0], directions[-1]) if watch is None else watch.squared_norm()
     # d/dg of (λ/4)⟨gᵃ, gᵇ⟩ and of (λ/4)‖g‖², in units of the scaled gradients.
-    factor = task.strength / (2 * len(losses)) * task.weight
+    factor = objective.strength / (2 * len(losses)) * objective.weight
     outputs: list[Tensor] = []
     cotangents: list[Tensor] = []
     for view, direction in zip(gradients, reversed(directions), strict=True):
@@ -58,7 +61,9 @@ def backward(task: Task) -> Outcome:
     else:
         cotangents = [along * factor for along in cotangents]
     with before.keep_from_here():
-        task.finish(loss, watch, factor=task.loss_weight * task.factor, outputs=outputs, cotangents=cotangents)
+        objective.finish(
+            loss, watch, factor=objective.loss_weight * objective.factor, outputs=outputs, cotangents=cotangents
+        )
     return Outcome(loss.detach(), norm, part=part)
 
 

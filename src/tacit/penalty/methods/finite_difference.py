@@ -10,14 +10,14 @@ are those of a smooth function; where that cannot be done the error shows it. Th
 from __future__ import annotations
 
 from tacit.penalty.methods.two_pass import Views, estimate
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.workers.shards import ShardedViews, is_sharded
 
 
-def backward(task: Task) -> Outcome:
+def backward(objective: Objective) -> Outcome:
     """Approximate; two gradients a step, three with `central=True`."""
-    views = (ShardedViews if is_sharded(task.model) else Views)(task, hold_kinks=True)
-    return estimate(views, lambda views: step_sizes(views, central=task.central), central=task.central)
+    views = (ShardedViews if is_sharded(objective.model) else Views)(objective, hold_kinks=True)
+    return estimate(views, lambda views: step_sizes(views, central=objective.central), central=objective.central)
 
 
 def step_sizes(views: Views, *, central: bool) -> list[float]:

@@ -22,18 +22,18 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit._tree import real
-from tacit.layers.kinds import LinearSite
+from tacit.layers.kinds import LinearUse
 from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
 from tacit.penalty.methods.one_pass import OnePass
 from tacit.penalty.methods.row_mean import RowMean
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.pieces import Piece, pieces, row_tensors, with_tensors
 from tacit.penalty.sink import GradientSum
 from tacit.penalty.surroundings.state import RandomState
 
 _log = logging.getLogger("tacit")
-Result = tuple[list[Outcome], list[LinearSite]]
-Loop = Callable[[Task, Sequence[Piece]], Result]
+Result = tuple[list[Outcome], list[LinearUse]]
+Loop = Callable[[Objective, Sequence[Piece]], Result]
 
 # Largest difference between the two, relative to the gradient's length: roundings of the coarsest numbers in use.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
@@ -58,11 +58,11 @@ class MicroBatches:
         self.row_mean = RowMean()
         self.in_one_pass = True
         self.compared = self.buffers_compared = False
-        self._never_sites: set[int] = set()
+        self._never_layers: set[int] = set()
 
     def run(
         self,
-        task: Task,
+        objective: Objective,
         closure: Callable[..., Tensor],
         pieces: Sequence[Piece],
         *,
@@ -73,32 +73,32 @@ class MicroBatches:
         one_pass: Callable[[], AbstractContextManager[None]] | None,
         keep_factors: bool = False,
     ) -> Result:
-        """Outcomes of the step. `task` has the weight of the whole batch and no closures; `loop` takes K passes.
+        """Outcomes of the step. `objective` has the weight of the whole batch and no closures; `loop` takes K passes.
 
         `one_pass` is what one pass is run in; None where the method has none. Where the loss is no mean over rows its
         own gradient is that of the whole batch, and its buffers and random numbers are those of that pass.
         """
         if self.row_mean.due(step, check_every):
-            self.row_mean.check(task, closure, whole, pieces, step=step)
+            self.row_mean.check(objective, closure, whole, pieces, step=step)
         compare = bool(check_every) and step % check_every == 0
 
-        def run(task: Task) -> Result:
+        def run(objective: Objective) -> Result:
             if one_pass is None:
-                return loop(task, pieces)
+                return loop(objective, pieces)
             with one_pass():
-                return self._run(task, closure, pieces, loop, compare, keep_factors)
+                return self._run(objective, closure, pieces, loop, compare, keep_factors)
 
         if self.row_mean.holds:
-            return run(task)
-        start = RandomState.now(task.model, task.generators)
-        outcomes, sites = run(dataclasses.replace(task, loss_weight=0.0))
+            return run(objective)
+        start = RandomState.now(objective.model, objective.generators)
+        outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
         start.restore()
-        (plain,), more = loop(dataclasses.replace(task, strength=0.0), [whole])
-        return [dataclasses.replace(outcome, loss=plain.loss) for outcome in outcomes], sites + more
+        (plain,), more = loop(dataclasses.replace(objective, strength=0.0), [whole])
+        return [dataclasses.replace(outcome, loss=plain.loss) for outcome in outcomes], uses + more
 
     def _run(
         self,
-        task: Task,
+        objective: Objective,
         closure: Callable[..., Tensor],
         pieces: Sequence[Piece],
         loop: Loop,
@@ -112,18 +112,18 @@ class MicroBatches:
         """
         equal = [piece for piece in pieces if piece.share == pieces[0].share]
         if not self.in_one_pass or len(equal) == 1:
-            return loop(task, pieces)
+            return loop(objective, pieces)
         rest = pieces[len(equal) :]
         share = 1 - sum(piece.share for piece in rest)
-        outcomes, sites = self._equal_pieces(task, closure, equal, share, loop, compare, keep_factors)
+        outcomes, uses = self._equal_pieces(objective, closure, equal, share, loop, compare, keep_factors)
         if rest:
-            more, more_sites = loop(task, rest)
-            return outcomes + more, sites + more_sites
-        return outcomes, sites
+            more, more_uses = loop(objective, rest)
+            return outcomes + more, uses + more_uses
+        return outcomes, uses
 
     def _equal_pieces(
         self,
-        task: Task,
+        objective: Objective,
         closure: Callable[..., Tensor],
         pieces: Sequence[Piece],
         share: float,
@@ -134,8 +134,8 @@ class MicroBatches:
         """Outcomes of pieces of one size, which have this share of the batch's rows."""
         # Values of buffers are copied where they are compared; at other steps a write is refused before it happens.
         look = compare or not self.buffers_compared
-        start = RandomState.now(task.model, task.generators, buffers=look)
-        whole = task if share == 1 else dataclasses.replace(task, weight=task.weight * share)
+        start = RandomState.now(objective.model, objective.generators, buffers=look)
+        whole = objective if share == 1 else dataclasses.replace(objective, weight=objective.weight * share)
         try:
             attempt = self._prepare(whole, closure, pieces, start, keep_factors)
             if start.of_written_buffers().buffers:
@@ -143,16 +143,16 @@ class MicroBatches:
             self.buffers_compared = True
         except Exception as error:  # whatever it is, the loop either works or raises an error of the closure itself
             start.of_written_buffers().restore()
-            result = loop(task, pieces)
+            result = loop(objective, pieces)
             self._give_up(str(error) if isinstance(error, NotInOnePassError) else _first_sentence(error))
             return result
         if (self.compared and not compare) or start.torch_has_drawn():
             return [dataclasses.replace(attempt.outcome, share=share)], attempt.finish(whole)
-        return self._compare(task, whole, attempt, start, pieces, loop)
+        return self._compare(objective, whole, attempt, start, pieces, loop)
 
     def _prepare(
         self,
-        task: Task,
+        objective: Objective,
         closure: Callable[..., Tensor],
         pieces: Sequence[Piece],
         start: RandomState,
@@ -165,24 +165,30 @@ class MicroBatches:
         def of_tensors(*tensors: Tensor) -> Tensor:
             return closure(*with_tensors(first, tensors))
 
-        attempt = partial(OnePass, task, of_tensors, batch, keep_factors=keep_factors)
+        attempt = partial(OnePass, objective, of_tensors, batch, keep_factors=keep_factors)
         try:
-            made = attempt(never_sites=self._never_sites)
+            made = attempt(never_layers=self._never_layers)
         except UsesChangedError:
             start.of_written_buffers().restore()
-            made = attempt(never_sites=self._never_sites)
+            made = attempt(never_layers=self._never_layers)
         if start.python_has_drawn():
             raise NotInOnePassError("the closure draws from Python's or numpy's random numbers")
         return made
 
     def _compare(
-        self, task: Task, whole: Task, attempt: OnePass, start: RandomState, pieces: Sequence[Piece], loop: Loop
+        self,
+        objective: Objective,
+        whole: Objective,
+        attempt: OnePass,
+        start: RandomState,
+        pieces: Sequence[Piece],
+        loop: Loop,
     ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = GradientSum(), GradientSum()
         attempt.finish(dataclasses.replace(whole, deliver=ours.add), form_weight_gradients=True)
         start.of_written_buffers().restore()
-        outcomes, sites = loop(dataclasses.replace(task, deliver=theirs.add), pieces)
+        outcomes, uses = loop(dataclasses.replace(objective, deliver=theirs.add), pieces)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
         # A penalty without its loss may be 0: the loss's gradient is what both are small beside.
         beside = abs(float(whole.factor)) * float(norm) ** 0.5 if whole.loss_weight != 1 else 0.0
@@ -194,11 +200,11 @@ class MicroBatches:
             self._give_up(f"one pass gives a gradient that differs by {max(apart, of_norm):.1g}")
         if self.in_one_pass:  # a record has the same entries at compared steps as at all others
             outcomes = [dataclasses.replace(outcome, part=attempt.outcome.part) for outcome in outcomes]
-        if task.deliver is None:
+        if objective.deliver is None:
             theirs.into_grad(attempt.loss)
         else:
-            task.deliver(list(theirs.by_leaf), list(theirs.by_leaf.values()))
-        return outcomes, sites
+            objective.deliver(list(theirs.by_leaf), list(theirs.by_leaf.values()))
+        return outcomes, uses
 
     def _give_up(self, reason: str) -> None:
         self.in_one_pass = False

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._precision import CoarsestUnit
-from tacit.penalty.objective import Task
+from tacit.penalty.objective import Objective
 from tacit.penalty.pieces import Piece, row_tensors
 from tacit.penalty.surroundings.compiled import uncompiled
 from tacit.penalty.surroundings.state import RandomState, without_hooks
@@ -66,28 +66,33 @@ class RowMean:
         return self.checked_at is None or (every > 0 and step - self.checked_at >= every)
 
     def check(
-        self, task: Task, closure: Callable[..., Tensor], whole: Piece, pieces: Sequence[Piece], *, step: int
+        self, objective: Objective, closure: Callable[..., Tensor], whole: Piece, pieces: Sequence[Piece], *, step: int
     ) -> None:
         """Sets `holds`, and says what the loss looks like where it is no mean over rows.
 
         Raises where the closure ignores its arguments: the penalty would be that of what it uses instead.
         """
-        if is_sharded(task.model):
+        if is_sharded(objective.model):
             self._not_checked(step, "a model that went through fully_shard averages gradients over workers")
             return
-        if any(parameter.device.type == "meta" for parameter in task.parameters.values()):
+        if any(parameter.device.type == "meta" for parameter in objective.parameters.values()):
             self._not_checked(step, "tensors on the meta device have no numbers")
             return
-        start = RandomState.now(task.model, task.generators)
+        start = RandomState.now(objective.model, objective.generators)
         drew = ignored = False
         parts = _Parts()
         try:
-            with _evaluation_mode(task.model), uncompiled(), CoarsestUnit() as coarsest, _OtherGenerators() as others:
-                together = _gradients(task, closure, whole)
+            with (
+                _evaluation_mode(objective.model),
+                uncompiled(),
+                CoarsestUnit() as coarsest,
+                _OtherGenerators() as others,
+            ):
+                together = _gradients(objective, closure, whole)
                 for number, piece in enumerate(pieces):
                     drew |= start.torch_has_drawn() or start.python_has_drawn() or bool(others.states)
                     start.of_written_buffers().restore()  # every piece has the same random numbers and buffers
-                    gradients = _gradients(task, closure, piece)
+                    gradients = _gradients(objective, closure, piece)
                     if number == 1 and parts.only_one_is(gradients) and _differ(piece, pieces[0]):
                         ignored = not _uses(closure, piece)
                     parts.add(gradients, piece.share)
@@ -181,13 +186,13 @@ class _Parts:
         return total
 
 
-def _gradients(task: Task, closure: Callable[..., Tensor], piece: Piece) -> Gradients:
+def _gradients(objective: Objective, closure: Callable[..., Tensor], piece: Piece) -> Gradients:
     """The plain gradient for every leaf that was there before, times the scaler's scale."""
-    plain = dataclasses.replace(task, strength=0.0, exact=False)
+    plain = dataclasses.replace(objective, strength=0.0, exact=False)
     loss = plain.loss(partial(closure, *piece.batch))
     leaves = list(leaf_uses(loss))
     with without_hooks(leaves):
-        found = torch.autograd.grad(task.scale * loss, leaves, allow_unused=True)
+        found = torch.autograd.grad(objective.scale * loss, leaves, allow_unused=True)
     pairs = zip(leaves, found, strict=True)
     return {leaf: gradient.to_dense().detach() for leaf, gradient in pairs if gradient is not None}
 

@@ -15,7 +15,7 @@ from tacit._tree import real, total
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import PenaltyPart, penalty_part
 from tacit.penalty.methods.kinks import Kinks
-from tacit.penalty.objective import Closure, Outcome, Task
+from tacit.penalty.objective import Closure, Objective, Outcome
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
 from tacit.penalty.surroundings.state import RandomState, moved, second_pass, without_hooks
 
@@ -23,16 +23,16 @@ from tacit.penalty.surroundings.state import RandomState, moved, second_pass, wi
 class Views:
     """First-pass gradients of one or two closures, and gradients at moved parameters on request."""
 
-    def __init__(self, task: Task, *, hold_kinks: bool = False) -> None:
-        self.task = task
-        self.kinks = [Kinks() for _ in task.closures] if hold_kinks else []
-        self.parameters = list(task.parameters.values())
+    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+        self.objective = objective
+        self.kinks = [Kinks() for _ in objective.closures] if hold_kinks else []
+        self.parameters = list(objective.parameters.values())
         self.starts: list[RandomState] = []
         self.losses: list[Tensor] = []
-        for number, closure in enumerate(task.closures):
-            self.starts.append(RandomState.now(task.model, task.generators))
+        for number, closure in enumerate(objective.closures):
+            self.starts.append(RandomState.now(objective.model, objective.generators))
             with self.kinks[number].record() if hold_kinks else nullcontext():
-                self.losses.append(task.loss(closure))
+                self.losses.append(objective.loss(closure))
         leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
         self.leaves: list[Tensor] = list(leaves.values())
         # The last view first, as one backward pass of the mean of both losses visits them.
@@ -44,8 +44,8 @@ class Views:
             raise InputError(NOTHING_REACHED)
         self.directions = [[g[positions[id(parameter)]] for parameter in self.reached] for g in self.gradients]
         self._inner_product: Tensor | None = None
-        if task.mean is not None:
-            self._take_means(task.mean, positions)
+        if objective.mean is not None:
+            self._take_means(objective.mean, positions)
 
     def _take_means(self, mean: Callable[[Sequence[Tensor]], list[Tensor]], positions: dict[int, int]) -> None:
         """Directions become means over workers; what this worker's loss does not reach has no effect on it."""
@@ -63,7 +63,7 @@ class Views:
     def _gradient(self, loss: Tensor, *, first: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradient for every leaf of the first pass; `first` are those found there, when this is a later one."""
         with without_hooks(self.leaves), modes_on():
-            found = torch.autograd.grad(self.task.scale * loss, self.leaves, allow_unused=True)
+            found = torch.autograd.grad(self.objective.scale * loss, self.leaves, allow_unused=True)
         if any(gradient is not None and gradient.is_sparse for gradient in found):
             raise InputError(
                 "a parameter has a sparse gradient; this method needs dense ones. Use sparse=False or method='gram'."
@@ -71,7 +71,7 @@ class Views:
         gradients = []
         for number, (leaf, gradient) in enumerate(zip(self.leaves, found, strict=True)):
             if gradient is not None:
-                gradients.append(gradient if self.task.scale == 1 else gradient / self.task.scale)
+                gradients.append(gradient if self.objective.scale == 1 else gradient / self.objective.scale)
             elif first is not None and not isinstance(leaf, nn.Parameter):
                 # A leaf that the closure makes anew in every pass, such as embeddings made to require a gradient.
                 gradients.append(first[number].clone())
@@ -92,14 +92,14 @@ class Views:
 
     def deliver(self, results: list[Tensor]) -> None:
         with modes_on():
-            (self.task.deliver or torch.autograd.backward)(self.leaves, results)
+            (self.objective.deliver or torch.autograd.backward)(self.leaves, results)
 
     # -----------------------------------------------------------------------------------------------------------------
     def loss(self) -> Tensor:
         return torch.stack([loss.detach() for loss in self.losses]).mean()
 
     def inner_product(self) -> Tensor:
-        """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view; of the mean gradients where the task has a mean."""
+        """⟨∇Ĉᵃ, ∇Ĉᵇ⟩, which is ‖∇Ĉ‖² for one view; of the mean gradients where the objective has a mean."""
         if self._inner_product is not None:
             return self._inner_product
         if len(self.directions) == 1:
@@ -112,13 +112,13 @@ class Views:
     def curvature_products(self, distances: Sequence[float], *, central: bool) -> list[Tensor]:
         """H g for one view; ½(Hᵃgᵇ + Hᵇgᵃ) for two; each along the other view's gradient, moved by distance · g."""
         products: list[list[Tensor]] = []
-        for number, closure in enumerate(self.task.closures):
-            other = (number + 1) % len(self.task.closures)
+        for number, closure in enumerate(self.objective.closures):
+            other = (number + 1) % len(self.objective.closures)
             ahead = self._gradient_at(closure, number, other, distances[other])
             behind = self._gradient_at(closure, number, other, -distances[other]) if central else self.gradients[number]
             width = 2 * distances[other] if central else distances[other]
             torch._foreach_sub_(ahead, behind)  # in place: on a wide model a temporary costs as much as a layer
-            torch._foreach_div_(ahead, width * len(self.task.closures))
+            torch._foreach_div_(ahead, width * len(self.objective.closures))
             products.append(ahead)
         for more in products[1:]:
             torch._foreach_add_(products[0], more)
@@ -160,37 +160,37 @@ class Views:
         return max([self._parameter_precision, *(kinks.precision for kinks in self.kinks)])
 
     def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
-        task = self.task
-        again = second_pass(task.model, self.starts[number], task.generators)
+        objective = self.objective
+        again = second_pass(objective.model, self.starts[number], objective.generators)
         held = self.kinks[number].hold() if self.kinks else nullcontext()
         with again, self.moved(self.directions[other], distance):
             with held:
-                loss = task.loss(closure)
+                loss = objective.loss(closure)
             return self._gradient(loss, first=self.gradients[number])
 
     def part(self, products: Sequence[Tensor]) -> PenaltyPart | None:
         """The penalty's part of the gradient, over the parameters in the norm; before `finish` uses up `products`."""
-        if len(self.losses) > 1 or self.task.mean is not None:
+        if len(self.losses) > 1 or self.objective.mean is not None:
             return None
         positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         chosen = [products[positions[id(parameter)]] for parameter in self.reached]
-        return penalty_part(self.task.strength, self.directions[0], chosen)
+        return penalty_part(self.objective.strength, self.directions[0], chosen)
 
     def finish(self, products: Sequence[Tensor]) -> None:
         """Add weight · scale · (∇Ĉ + (λ/2) H g) to `.grad` through autograd, so that hooks fire; uses up `products`."""
         results = list(products)
-        torch._foreach_mul_(results, self.task.strength / 2)
+        torch._foreach_mul_(results, self.objective.strength / 2)
         for gradients in self.gradients:
-            torch._foreach_add_(results, gradients, alpha=self.task.loss_weight / len(self.gradients))
-        factor = self.task.weight * self.task.scale
+            torch._foreach_add_(results, gradients, alpha=self.objective.loss_weight / len(self.gradients))
+        factor = self.objective.weight * self.objective.scale
         if factor != 1:
             torch._foreach_mul_(results, factor)
         self.deliver(results)
 
 
 def estimate(views: Views, distances_of: Callable[[Views], list[float]], *, central: bool) -> Outcome:
-    """One step with distances from `distances_of(views)`, with the error estimated when the task asks for it."""
-    task = views.task
+    """One step with distances from `distances_of(views)`, with the error estimated when the objective asks for it."""
+    objective = views.objective
     norm = views.inner_product()
     lengths = views.direction_norms()
     if not all(math.isfinite(length) for length in lengths):
@@ -202,10 +202,10 @@ def estimate(views: Views, distances_of: Callable[[Views], list[float]], *, cent
         return Outcome(views.loss(), norm, 0.0)
     distances = distances_of(views)
     products = views.curvature_products(distances, central=central)
-    error = views.relative_error(products, distances, central=central) if task.check_error else None
-    if error is not None and task.largest is not None:
-        error = task.largest(error)
-    delivered = error is None or task.tolerance is None or error <= task.tolerance
+    error = views.relative_error(products, distances, central=central) if objective.check_error else None
+    if error is not None and objective.largest is not None:
+        error = objective.largest(error)
+    delivered = error is None or objective.tolerance is None or error <= objective.tolerance
     part = None
     if delivered:
         part = views.part(products)

@@ -2,8 +2,8 @@
 
 With W workers, each with its own equal part of the batch, the objective is one of
 
-    (1/W) Σᵣ ( Ĉᵣ + (λ/4)‖∇Ĉᵣ‖² )            of="micro_batch": what `micro_batch_size` does on one device
-    Ĉ + (λ/4)‖∇Ĉ‖²,   Ĉ = (1/W) Σᵣ Ĉᵣ        of="global_batch": what one device does with the whole batch
+    (1/W) Σᵣ ( Ĉᵣ + (λ/4)‖∇Ĉᵣ‖² )            norm_of="micro_batch": what `micro_batch_size` does on one device
+    Ĉ + (λ/4)‖∇Ĉ‖²,   Ĉ = (1/W) Σᵣ Ĉᵣ        norm_of="global_batch": what one device does with the whole batch
 
 A worker computes its part with DDP out of the way: DDP expects one forward and one backward pass per step, its hooks
 would reduce whatever the first of several passes leaves behind. The finished gradient then goes through DDP's own
@@ -39,8 +39,8 @@ from tacit.penalty.workers.wrappers import in_a_group, refuse_settings
 class Workers:
     """What one `GradientPenalty` knows about its fellow workers; without a process group it does nothing."""
 
-    def __init__(self, of: str, *, check: bool) -> None:
-        self.of, self.check = of, check
+    def __init__(self, norm_of: str, *, check: bool) -> None:
+        self.norm_of, self.check = norm_of, check
         self.group: Any = None  # of the last DDP seen: to tell the others when a step fails before it reaches its DDP
         self.device = torch.device("cpu")
         self.portions: list[int] = []  # examples per forward pass since the last reduction
@@ -68,7 +68,7 @@ class Workers:
     @contextmanager
     def alone(self, model: nn.Module) -> Iterator[None]:
         """Inside, DDP is out of the way, and nothing is sent or reduced: to look at the model only."""
-        step = Step(Workers(self.of, check=False), 0.0, 1.0, None)
+        step = Step(Workers(self.norm_of, check=False), 0.0, 1.0, None)
         try:
             step.enter(model)
             yield
@@ -112,8 +112,8 @@ class Step:
         known = bool(self.replicas) or self.surrounding is not None
         if self.distributed and not known:
             raise InputError(
-                "of='global_batch' but the closure called no DistributedDataParallel; expected a wrapped model. "
-                "Wrap it, or leave of='micro_batch'."
+                "norm_of='global_batch' but the closure called no DistributedDataParallel; expected a wrapped model. "
+                "Wrap it, or leave norm_of='micro_batch'."
             )
         if not known or self._world() == 1:
             return [gradient.detach() for gradient in gradients]
@@ -212,7 +212,7 @@ class Step:
         self.workers.device = next(parameter.device for parameter in ddp.module.parameters())
         if ddp._join_config.enable:
             self.silent = True  # workers that have joined take part in DDP's reductions only
-        refuse_settings(ddp, of=self.workers.of)
+        refuse_settings(ddp, norm_of=self.workers.norm_of)
 
     def _world(self) -> int:
         return dist.get_world_size(self.workers.group)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tacit._errors import InputError
 from tacit.penalty.methods.kinks import Kinks
 from tacit.penalty.methods.two_pass import Views
-from tacit.penalty.objective import Outcome, Task
+from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
 from tacit.penalty.surroundings.state import RandomState, without_hooks
 from tacit.penalty.workers.wrappers import in_a_group
@@ -32,9 +32,9 @@ def is_sharded(model: nn.Module) -> bool:
     )
 
 
-def plain_step(task: Task) -> Outcome:
+def plain_step(objective: Objective) -> Outcome:
     """Strength 0: the gradient of the global batch, as FSDP2 leaves it."""
-    views = ShardedViews(task)
+    views = ShardedViews(objective)
     views.finish([torch.zeros_like(gradient) for gradient in views.gradients[0]])
     return Outcome(views.loss(), torch.zeros_like(views.loss()))
 
@@ -42,22 +42,22 @@ def plain_step(task: Task) -> Outcome:
 class ShardedViews(Views):
     """`Views` whose tensors are this worker's shards."""
 
-    def __init__(self, task: Task, *, hold_kinks: bool = False) -> None:
-        self.task = task
-        if len(task.closures) > 1:
+    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+        self.objective = objective
+        if len(objective.closures) > 1:
             raise InputError("second_view on a model that went through fully_shard; expected one view.")
-        self.parameters = list(task.parameters.values())
-        self.leaves: list[Tensor] = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+        self.parameters = list(objective.parameters.values())
+        self.leaves: list[Tensor] = [parameter for parameter in objective.model.parameters() if parameter.requires_grad]
         self.group = _group_of(self.leaves)
-        if task.mean is None and dist.get_world_size(self.group) > 1:
+        if objective.mean is None and dist.get_world_size(self.group) > 1:
             raise InputError(
-                "of='micro_batch' on a model that went through fully_shard (FSDP2), which averages gradients over "
-                "workers in its backward pass; use of='global_batch'."
+                "norm_of='micro_batch' on a model that went through fully_shard (FSDP2), which averages gradients over "
+                "workers in its backward pass; use norm_of='global_batch'."
             )
-        self.starts = [RandomState.now(task.model, task.generators)]
+        self.starts = [RandomState.now(objective.model, objective.generators)]
         self.kinks = [Kinks()] if hold_kinks else []
         with self.kinks[0].record() if self.kinks else _nothing():
-            self.losses = [task.loss(task.closures[0])]
+            self.losses = [objective.loss(objective.closures[0])]
         self.gradients = [self._gradient(self.losses[0])]
         wanted = {id(parameter) for parameter in self.parameters}
         self.reached = [leaf for leaf in self.leaves if id(leaf) in wanted and isinstance(leaf, nn.Parameter)]
@@ -71,7 +71,7 @@ class ShardedViews(Views):
             for leaf in self.leaves:
                 leaf.grad = None
             with without_hooks(self.leaves):
-                (self.task.scale * loss).backward()
+                (self.objective.scale * loss).backward()
             found = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
         finally:
             for leaf, gradient in zip(self.leaves, before, strict=True):
@@ -82,7 +82,7 @@ class ShardedViews(Views):
                 "leave set_requires_gradient_sync at True."
             )
         scaled = [
-            torch.zeros_like(_local(leaf.detach())) if gradient is None else gradient / self.task.scale
+            torch.zeros_like(_local(leaf.detach())) if gradient is None else gradient / self.objective.scale
             for leaf, gradient in zip(self.leaves, found, strict=True)
         ]
         return scaled
@@ -110,7 +110,7 @@ class ShardedViews(Views):
 
     def deliver(self, results: list[Tensor]) -> None:
         whole = [_sharded_like(leaf, result) for leaf, result in zip(self.leaves, results, strict=True)]
-        (self.task.deliver or torch.autograd.backward)(self.leaves, whole)
+        (self.objective.deliver or torch.autograd.backward)(self.leaves, whole)
 
 
 @contextmanager

@@ -54,14 +54,14 @@ def _composed(module: nn.Module) -> Iterable[str]:
     return _get_registry(module) or ()
 
 
-def refuse_wrapped(model: nn.Module, *, of: str) -> None:
+def refuse_wrapped(model: nn.Module, *, norm_of: str) -> None:
     """`refuse_settings` for every DDP among the model's modules."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            refuse_settings(module, of=of)
+            refuse_settings(module, norm_of=norm_of)
 
 
-def refuse_settings(ddp: DistributedDataParallel, *, of: str) -> None:
+def refuse_settings(ddp: DistributedDataParallel, *, norm_of: str) -> None:
     """Settings of DDP under which handing over one finished gradient would be wrong."""
     if ddp._join_config.enable:
         raise _refused("its join() context", "Use drop_last=True instead, so that no rank runs out of batches early.")
@@ -75,9 +75,9 @@ def refuse_settings(ddp: DistributedDataParallel, *, of: str) -> None:
         raise _refused("delay_all_reduce_named_params", "Leave it out.")
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
         raise _refused("an optimizer inside backward", "Call the optimizer's step after penalty.backward.")
-    if of == "global_batch" and getattr(ddp, "_comm_hooks", None):
+    if norm_of == "global_batch" and getattr(ddp, "_comm_hooks", None):
         raise _refused(
-            "a communication hook", "With of='global_batch' leave it out: the gradient must be a plain mean."
+            "a communication hook", "With norm_of='global_batch' leave it out: the gradient must be a plain mean."
         )
     if dist.get_world_size(ddp.process_group) > 1:
         for name, module in ddp.module.named_modules():
