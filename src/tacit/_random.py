@@ -8,7 +8,7 @@ import torch
 
 from tacit._errors import InputError
 
-STREAMS = ("init", "order", "augment", "probe", "dropout")
+STREAMS = ("init", "order", "augment", "probe", "dropout", "draw")
 
 
 def derive_seed(seed: int, stream: str, *counters: int) -> int:
