@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +25,7 @@ from distributed_workers import (
     shard,
     wide,
 )
-from tacit import GradientPenalty
+from tacit import GradientPenalty, Relative
 from tacit.penalty import METHODS
 
 
@@ -102,6 +103,23 @@ def limited(rank: int, world: int) -> Result:
         with context:
             penalty.backward(loss_of(ddp, *shard(rank, world, step=step)))
         found.append([penalty.last.strength, float(penalty.last.batch_sharpness)])
+    return {"found": torch.tensor(found, dtype=torch.float64)}
+
+
+@scenario("relative", (1, 2))
+def relative(rank: int, world: int) -> Result:
+    """Every worker's strength and norms; the fourth step is no_sync's, and the fifth overflows on one worker."""
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, Relative(0.4, start=0.1, smoothing=0.5))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    found = []
+    for step in range(7):
+        factor = math.inf if step == 4 and rank == 0 else 1.0
+        with ddp.no_sync() if step == 3 else nullcontext():
+            loss = loss_of(ddp, *shard(rank, world, step=step))
+            penalty.backward(lambda loss=loss, factor=factor: factor * loss(), scaler=scaler)
+        last = penalty.last
+        found.append([last.strength, float(last.gradient_squared_norm), float(last.penalty_gradient_norm)])
     return {"found": torch.tensor(found, dtype=torch.float64)}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tacit
-from tacit.schedules import SCHEDULES, paper_decay, schedule
+from tacit.schedules import SCHEDULES, early, paper_decay, schedule
 
 
 @given(total=st.integers(1, 5000), place=st.floats(0, 1, exclude_max=True))
@@ -64,3 +64,26 @@ def test_wrong_steps_and_names_are_refused() -> None:
         schedule("linear", 10)
     with pytest.raises(tacit.InputError, match="total_steps=0"):
         schedule("paper_decay", 0)
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "on"), [(10, 0.5, 5), (10, 0.7, 7), (3, 0.5, 2), (10, 1, 10), (10, 0.01, 1)]
+)
+def test_early_has_the_strength_on_its_share_of_the_steps_rounded_and_on_one_at_least(
+    total: int, share: float, on: int
+) -> None:
+    found = [early(0.1, total, share=share)(step) for step in range(total + 2)]
+    assert found == [0.1] * on + [0.0] * (total + 2 - on)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, "half"])
+def test_a_wrong_share_is_refused(share: float) -> None:
+    with pytest.raises(tacit.InputError, match="share="):
+        early(0.1, 10, share=share)
+
+
+def test_early_refuses_a_strength_and_a_length_that_are_none() -> None:
+    with pytest.raises(tacit.InputError, match="strength=-1"):
+        early(-1, 10)
+    with pytest.raises(tacit.InputError, match="total_steps=0"):
+        early(0.1, 0)

@@ -148,6 +148,20 @@ def test_workers_hold_the_strength_by_the_sharpest_of_them_when_they_synchronise
     assert held == pytest.approx([100 * FIRST, 2 / after[0], 2 / after[0], 2 / after[1]], rel=1e-6)
 
 
+def test_workers_have_one_relative_strength_from_the_mean_of_their_squared_norms(results: Results) -> None:
+    found = torch.stack([worker["found"] for worker in results.tensors("relative")])
+    strengths, gradient, part = found.unbind(2)
+    assert torch.equal(strengths[0], strengths[1])
+    means, weight = torch.zeros(2, dtype=torch.float64), 0.0
+    for step, strength in enumerate(strengths[0]):
+        expected = 0.1 if step == 0 else min(0.4 * float(means[0] / means[1]), 16.0)
+        assert float(strength) == pytest.approx(expected, rel=1e-10)
+        if step not in (3, 4):  # no_sync's, and one that overflows on one worker
+            norms = torch.stack([gradient[:, step].mean().sqrt(), part[:, step].square().mean().sqrt() / strength])
+            weight = 0.5 * weight + 0.5
+            means += 0.5 / weight * (norms - means)
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_step_reduces_once(results: Results, method: str) -> None:
     steps = 3

@@ -5,7 +5,7 @@ Where the objective has the loss with another weight than 1, `loss_weight`, G ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 
@@ -133,9 +133,10 @@ class GradientWatch:
         loss_weight: float = 1.0,
         *,
         by_rows: Collection[Tensor | None] = (),
+        collect: Callable[[Tensor, Tensor, Tensor], None] | None = None,
     ) -> None:
         self.part, self.gradients, self.factor, self.loss_weight = part, gradients, factor, loss_weight
-        self.by_rows = by_rows
+        self.by_rows, self.collect = by_rows, collect  # `collect` is given each leaf, its g and its (λ/2) H g
         self._all_plain, self._count = torch.empty(0), -1  # g as one vector, where all of it is small
 
     def squared_norm(self) -> Tensor:
@@ -156,6 +157,8 @@ class GradientWatch:
             whole = found if isinstance(self.factor, float) and self.factor == 1 else found / self.factor
             part = torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight)
             self.part.add(gradient, part, squares_only=leaf in self.by_rows)
+            if self.collect is not None:
+                self.collect(leaf, gradient, part)
 
     def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """The same for many: small gradients as one vector, because on small models each call would be felt."""
@@ -164,7 +167,8 @@ class GradientWatch:
         with DisableTorchFunction(), torch.no_grad():
             for leaf, whole in zip(leaves, found, strict=True):
                 gradient = self.gradients.get(leaf)
-                if gradient is None or whole.numel() > SMALL or gradient.is_sparse or whole.is_sparse:
+                large = whole.numel() > SMALL or self.collect is not None
+                if gradient is None or large or gradient.is_sparse or whole.is_sparse:
                     self.see(leaf, whole)
                 else:
                     vectors, wholes = small.setdefault(leaf in self.by_rows, ([], []))

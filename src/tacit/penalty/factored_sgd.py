@@ -26,6 +26,7 @@ from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Piece
 from tacit.penalty.record import PenaltyRecord, record_of
+from tacit.penalty.relative import Relative
 from tacit.penalty.sgd_update import Gradient, sgd_update
 from tacit.penalty.step import StepRunner
 from tacit.penalty.surroundings.refusals import translated_errors
@@ -70,6 +71,11 @@ class FactoredSGD(torch.optim.Optimizer):
         micro_batch_size: int | None = None,
         attention: str = "math",
     ) -> None:
+        if isinstance(strength, Relative):
+            raise InputError(
+                f"FactoredSGD got strength={strength}, which needs the norm of gradients that it never forms; expected "
+                "a number. Use GradientPenalty with torch.optim.SGD."
+            )
         _check_number("strength", strength)
         refuse_ddp(model.modules() if isinstance(model, nn.Module) else ())
         self.model = model

@@ -26,7 +26,7 @@ from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
 from tacit.penalty.registry import Method, choose, fastest_exact
 from tacit.penalty.sink import GradientSum
 from tacit.penalty.step import Outcomes, StepRunner
-from tacit.penalty.strength import Strength, Value, check_strength
+from tacit.penalty.strength import Strength, Value, show
 from tacit.penalty.surroundings.refusals import translated_errors
 from tacit.penalty.workers.ddp import Step, Workers
 from tacit.penalty.workers.replica import lengths
@@ -42,10 +42,11 @@ class GradientPenalty:
     C_mod(ω) = C(ω) + λ C_reg(ω) = (1/m) Σₖ ( Ĉₖ + (λ/4)‖∇Ĉₖ‖² )                               (section 2.3)
 
     `strength` is λ in the paper's units: λ = ε is what SGD with learning rate ε does by itself, and SGD with rate ε
-    on C_mod follows C + (λ+ε) C_reg. It is a number or a function of the step, and never follows the learning rate by
-    itself. Schedules and `every` count calls of `backward`, or the optimizer steps that it is told: where k calls
-    accumulate one update, `penalty.backward(closure, weight=1 / k, step=call // k)`. The coin of `probability` is one
-    of each call. The optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
+    on C_mod follows C + (λ+ε) C_reg. It is a number, a function of the step, or `tacit.Relative(r)`, which measures the
+    λ whose part of a step is r times the gradient; it never follows the learning rate by itself. Schedules and `every`
+    count calls of `backward`, or the optimizer steps that it is told: where k calls accumulate one update,
+    `penalty.backward(closure, weight=1 / k, step=call // k)`. The coin of `probability` is one of each call. The
+    optimizer's weight decay is not part of the norm; to have it inside, add it to the closure's loss.
 
     - `method`: `gram`, `double_backward` (exact), `finite_difference`; `auto` is the fastest exact one for the model,
       and the attribute `method` is its name. Two views and the global batch are `double_backward`'s, not `gram`'s.
@@ -110,7 +111,7 @@ class GradientPenalty:
         self._automatic = method == "auto"
         self.method = _chosen(method, model, micro_batch_size=micro_batch_size, norm_of=norm_of)
         self._strength = Strength(
-            strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio
+            strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio, norm_of=norm_of
         )
         whole_number("check_every", check_every, at_least=0)
         if norm_of not in ("micro_batch", "global_batch"):
@@ -159,13 +160,12 @@ class GradientPenalty:
 
     @property
     def strength(self) -> Value:
-        """λ, or the function of the step that gives it; it may be set."""
+        """λ, or the function of the step or the `Relative` that gives it; it may be set."""
         return self._strength.value
 
     @strength.setter
     def strength(self, value: Value) -> None:
-        check_strength(value)
-        self._strength.value = value
+        self._strength.set(value)
 
     @property
     def every(self) -> int:
@@ -285,8 +285,9 @@ class GradientPenalty:
         _check_closure(closure, "loss" if collect else "backward")
         parameters = self._parameters.now()
         strength = self._strength.now(
-            step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps
-        )
+            step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps,
+            views=1 if second_view is None else 2,
+        )  # fmt: skip
         penalised = isinstance(strength, Tensor) or strength != 0
         method = choose(self.method)
         check = penalised and not method.exact and self._approximation.begin(self.steps)
@@ -327,6 +328,7 @@ class GradientPenalty:
                 largest=None if together is None else together.largest,
                 may_overflow=scaler is not None,
                 deferred=self._deferred.now(self.steps, device, due=self._runner.due),
+                applied=self._strength.applied_sum(weight, pieces=len(pieces)) if penalised else None,
             )
             outcomes, _ = self._runner.run(
                 objective, closure, Piece(batch), pieces, self._run, second_view=second_view, scaler=scaler,
@@ -335,9 +337,8 @@ class GradientPenalty:
         of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
         self._source.content = f"are those of a loss with a penalty{of_strength}" if penalised else None
         self._remember(outcomes, strength, weight)
-        if self._strength.limit is not None and penalised and weight:
-            seen = record_of(outcomes, strength=strength, method=self.method)
-            self._strength.limit.see(seen.batch_sharpness, None if ours is None else ours.largest_after)
+        if penalised and weight:
+            self._strength.see(outcomes, strength, objective.applied, ours)
         return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), objective.scale
 
     def _with_workers(
@@ -370,7 +371,7 @@ class GradientPenalty:
             return gram.plan(objective)
 
     def __repr__(self) -> str:
-        strength = "a schedule" if callable(self.strength) else f"{self.strength:g}"
+        strength = "a schedule" if callable(self.strength) else show(self.strength)
         options = {
             "micro_batch_size": self.micro_batch_size,
             "every": None if self._strength.every == 1 else self._strength.every,
@@ -386,17 +387,17 @@ class GradientPenalty:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the step count, the seed of the coins, λ, the sharpness that limits it, and whether
-        the loss is a mean over rows.
+        """What a resumed run needs: the step count, the seed of the coins, λ, the sharpness that limits it, the norms
+        that a relative strength averages, and whether the loss is a mean over rows.
 
-        λ is None where it is a function of the step, the sharpness where there is no `largest_ratio`.
+        λ is None where it is no number, the sharpness where there is no `largest_ratio`, the norms where no `Relative`.
         `passed_strength` is the λ that this object was made with, `strength` the present one.
         """
         row_mean = self._runner.micro_batches.row_mean.state_dict()
         return {"steps": self.steps, **self._strength.state_dict(), "row_mean": row_mean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The step count, the seed and the sharpness are the state's. A strength that this object was made with wins.
+        """Step count, seed, sharpness and norms are the state's. A strength that this object was made with wins.
 
         Where it is the number that the stored run was made with, the state's strength is taken, which that run may
         have set since; where it is another number, or a function of the step, it stays, and a line is logged.

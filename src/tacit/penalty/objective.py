@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart
+from tacit.penalty.relative import AppliedSum
 from tacit.penalty.surroundings.compiled import CompiledNotice, uncompiled
 from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
 from tacit.penalty.surroundings.state import without_hooks
@@ -55,6 +57,7 @@ class Objective:
     may_overflow: bool = False  # whether a GradScaler skips steps that are not finite
     known_modules: Sequence[nn.Module] = ()
     deferred: DeferredCheck | None = None  # that a loss is finite, where nothing may wait for the device
+    applied: AppliedSum | None = None  # where the vectors go whose norms will be asked for
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -69,6 +72,12 @@ class Objective:
     def factor(self) -> float | Tensor:
         """What every gradient is multiplied with."""
         return self.weight * self.scale
+
+    @property
+    def collect(self) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+        """Takes each parameter's g and (λ/2) H g of this piece, where a step of several adds them up."""
+        applied = self.applied
+        return partial(applied.add, self.weight) if applied is not None and applied.several else None
 
     @property
     def scaled(self) -> bool:

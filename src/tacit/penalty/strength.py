@@ -1,4 +1,4 @@
-"""λ of each step: a number or a schedule, on all steps or on some, limited by the batch sharpness of the steps before.
+"""λ of each step: a number, a schedule or `Relative`, on all steps or on some, or limited by the sharpness before.
 
 The limit: a step's gradient is g + (λ/2) H g, a mean over micro-batches. Along a direction where their curvatures are
 hₖ ≥ 0 the penalty's part is (λ/2) E h²/E h times the plain part, and batch sharpness s = Σ⟨gₖ, Hₖ gₖ⟩/Σ‖gₖ‖² is
@@ -16,7 +16,7 @@ import logging
 import math
 import numbers
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,17 @@ from torch import Tensor
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
 from tacit._random import derive_seed
+from tacit.penalty.late_jump import LateJump
+from tacit.penalty.objective import Outcome
+from tacit.penalty.record import record_of
+from tacit.penalty.relative import AppliedSum, Relative, RelativeStrength
+from tacit.penalty.workers.ddp import Step
 
 # Of the strength, on the first step, before any sharpness is known: a network that has just been made may be tens of
 # times sharper than the one that the strength was measured on (an MLP of width 512: λs/2 = 4, and 0.3 later).
 FIRST = 2.0**-10
 REMEMBERED = 0.8  # of the sharpness, from one step to the next while it falls; a rise counts at once
-Value = float | Callable[[int], float]
+Value = float | Callable[[int], float] | Relative
 _log = logging.getLogger("tacit")
 
 
@@ -38,7 +43,14 @@ class Strength:
     """Answers "λ now", with the weight k or 1/p on steps that carry the penalty and 0 on the others."""
 
     def __init__(
-        self, value: Value, *, every: int, probability: float | None, seed: int, largest_ratio: float | None
+        self,
+        value: Value,
+        *,
+        every: int,
+        probability: float | None,
+        seed: int,
+        largest_ratio: float | None,
+        norm_of: str = "micro_batch",
     ) -> None:
         check_strength(value)
         whole_number("every", every, at_least=1)
@@ -46,26 +58,87 @@ class Strength:
             raise InputError(f"probability={probability}; expected 0 < probability <= 1.")
         if probability is not None and every != 1:
             raise InputError(f"every={every} and probability={probability}; expected at most one of the two.")
-        self.value, self.passed = value, number_or_none(value)
-        self.every, self.probability, self.seed = every, probability, seed
+        self.every, self.probability, self.seed, self.norm_of = every, probability, seed, norm_of
         self.limit = None if largest_ratio is None else RatioLimit(largest_ratio)
+        self.relative: RelativeStrength | None = None
+        self.jump = LateJump()
+        self.set(value)
+        self.passed = number_or_none(value)
 
-    def now(self, *, step: int, call: int) -> float | Tensor:
-        """The float 0.0 where there is no penalty; a tensor where the limit decides, so that nothing waits for it.
+    def set(self, value: Value) -> None:
+        """λ from now on. Another `Relative` goes on with the averages of the one before."""
+        check_strength(value)
+        if not isinstance(value, Relative):
+            self.relative = None
+        elif self.limit is not None:
+            raise InputError(
+                f"largest_ratio={self.limit.ratio:g} with strength={value}; expected one of the two, because both hold "
+                "the penalty's part beside the gradient. Leave largest_ratio out."
+            )
+        elif self.norm_of == "global_batch":
+            raise InputError(
+                f"norm_of='global_batch' with strength={value}, which needs the norm of a worker's own penalty part; "
+                "expected norm_of='micro_batch', or a number or a function of the step as strength."
+            )
+        else:
+            self.relative = RelativeStrength(value) if self.relative is None else self.relative.with_facts(value)
+        self.value = value
+
+    def now(self, *, step: int, call: int, views: int = 1) -> float | Tensor:
+        """The float 0.0 where there is no penalty; a tensor where norms decide, so that nothing waits for them.
 
         Schedules and `every` count steps; the coin of `probability` is a function of the seed and the call alone.
         """
         value = self.value
-        if callable(value):
-            value = value(step)
-            check_strength(value)
-        strength = float(value)
+        strength: float | Tensor
+        if isinstance(value, Relative):
+            assert self.relative is not None
+            if views > 1:
+                raise InputError(
+                    f"second_view with strength={value}, which needs the norm of the penalty's part of one view; "
+                    "expected a number or a function of the step as strength."
+                )
+            strength = self.relative.now(step)
+        elif callable(value):
+            found = value(step)
+            check_strength(found)
+            strength = float(found)
+            if self.limit is None:
+                self.jump.see(step, strength)
+        else:
+            strength = float(value)
         if self.probability is not None:
             coin = random.Random(derive_seed(self.seed, "probe", call)).random()
             strength = strength / self.probability if coin < self.probability else 0.0
         elif self.every > 1:
             strength = strength * self.every if step % self.every == 0 else 0.0
-        return strength if strength == 0 or self.limit is None else self.limit.limited(strength)
+        if self.limit is None or isinstance(strength, Tensor) or strength == 0:
+            return strength
+        return self.limit.limited(strength)
+
+    def applied_sum(self, weight: float, *, pieces: int) -> AppliedSum | None:
+        """Where a penalised step adds up the vectors that it applies, where their norms will be asked for."""
+        return None if self.relative is None or weight == 0 else AppliedSum(weight, pieces=pieces)
+
+    def see(
+        self, outcomes: Sequence[Outcome], strength: float | Tensor, applied: AppliedSum | None, workers: Step | None
+    ) -> None:
+        """Take note of a penalised step: of its sharpness, or of its norms."""
+        if self.limit is not None:
+            sharpness = record_of(outcomes, strength=strength, method="").batch_sharpness
+            self.limit.see(sharpness, None if workers is None else workers.largest_after)
+        if self.relative is not None and applied is not None:
+            self.see_squared_norms(*_squared_norms(outcomes, applied), strength, workers)
+
+    def see_squared_norms(
+        self, gradient: Tensor, penalty_part: Tensor, strength: float | Tensor, workers: Step | None
+    ) -> None:
+        """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of the step that has just applied λ = `strength`."""
+        assert self.relative is not None
+        squares = torch.stack([gradient.detach(), penalty_part.detach().to(gradient)])
+        found = squares if workers is None else workers.mean_after(squares)
+        if found is not None:
+            self.relative.see(found[0].sqrt(), found[1].sqrt() / strength)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -73,19 +146,22 @@ class Strength:
             "strength": number_or_none(self.value),
             "passed_strength": self.passed,
             "sharpness": None if self.limit is None else self.limit.sharpness_or_none(),
+            "relative": None if self.relative is None else self.relative.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Seed and sharpness are the state's; a strength that differs from what the stored run was given wins."""
+        """Seed, sharpness and norms are the state's; a strength that differs from the stored run's wins."""
         self.seed = int(state.get("seed", self.seed))
         if self.limit is not None:
             self.limit.set_sharpness(state.get("sharpness"))
+        if self.relative is not None:
+            self.relative.load_state_dict(state.get("relative"))
         stored, passed = state.get("strength"), self.passed
         if stored is not None and passed is not None and passed == state.get("passed_strength", stored):
-            check_strength(stored)
-            self.value = float(stored)
+            self.set(float(stored))
         elif stored != passed:
-            shown = ["a function of the step" if value is None else f"{value:g}" for value in (passed, stored)]
+            relative = "a relative one" if state.get("relative") else "a function of the step"
+            shown = [show(self.value), relative if stored is None else f"{stored:g}"]
             _log.warning(
                 "GradientPenalty goes on with the strength passed now, %s; the checkpoint's was %s. "
                 "Step count and random state are the checkpoint's.",
@@ -140,13 +216,38 @@ class RatioLimit:
 
 
 def check_strength(value: Any) -> None:
-    if callable(value):
+    if callable(value) or isinstance(value, Relative):
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"strength={value!r}; expected a number or a function of the step.")
+        raise InputError(f"strength={value!r}; expected a number, a function of the step or tacit.Relative.")
     if not math.isfinite(value) or value < 0:
         raise InputError(f"strength={value}; expected a finite number that is not negative.")
 
 
 def number_or_none(value: Value) -> float | None:
-    return None if callable(value) else float(value)
+    return None if callable(value) or isinstance(value, Relative) else float(value)
+
+
+def show(value: Value) -> str:
+    number = number_or_none(value)
+    if number is not None:
+        return f"{number:g}"
+    return repr(value) if isinstance(value, Relative) else "a function of the step"
+
+
+def _squared_norms(outcomes: Sequence[Outcome], applied: AppliedSum) -> tuple[Tensor, Tensor]:
+    """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of what a step applied; not a number where it has no penalty's part (an overflow)."""
+    nothing = torch.full_like(outcomes[0].gradient_squared_norm, math.nan)
+    if any(outcome.part is None for outcome in outcomes):
+        return nothing, nothing
+    if applied.several:
+        found = applied.squared_norms()
+    else:
+        part = outcomes[0].part.squared_norm if outcomes[0].part is not None else None
+        found = None if part is None else (outcomes[0].gradient_squared_norm, part)
+    if found is None:
+        raise InputError(
+            "a relative strength needs the norm of the penalty's part, which is not known where a gradient is sparse; "
+            "expected dense gradients. Use sparse=False, or a number as strength."
+        )
+    return found

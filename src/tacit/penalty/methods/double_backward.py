@@ -44,6 +44,7 @@ def backward(objective: Objective) -> Outcome:
             dict(zip(parameters, plain[0], strict=True)),
             objective.weight * objective.scale,
             objective.loss_weight,
+            collect=objective.collect,
         )
     directions = plain if objective.mean is None else [objective.mean(view) for view in plain]
     norm = inner_product(directions[0], directions[-1]) if watch is None else watch.squared_norm()

@@ -91,6 +91,8 @@ def _watch_part(objective: Objective, view: View, factored: Sequence[LayerUse]) 
             formed.append(view.gradients[id(parameter)].detach())
         uses = by_weight.get(id(parameter), [])
         of_weight = None if any(use in factored for use in uses) else _formed(uses)
+        if of_weight is None and objective.applied is not None:  # one product more, for ‖(λ/2) H g‖
+            of_weight = [use.weight_gradient(use.recorded_inputs(), use.recorded_gradient()) for use in uses]
         formed += of_weight or []
         if of_weight is None:
             by_rows |= {parameter, bias_of(uses, by_bias)}
@@ -103,7 +105,9 @@ def _watch_part(objective: Objective, view: View, factored: Sequence[LayerUse]) 
             plain[parameter] = whole / objective.scale if objective.scaled else whole
     for use in view.uses:
         use.weight_gradient_of_norm = None
-    return part, GradientWatch(part, plain, objective.factor, objective.loss_weight, by_rows=by_rows)
+    return part, GradientWatch(
+        part, plain, objective.factor, objective.loss_weight, by_rows=by_rows, collect=objective.collect
+    )
 
 
 def _formed(uses: Sequence[LayerUse]) -> list[Tensor] | None:

@@ -186,7 +186,7 @@ class MicroBatches:
     ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = GradientSum(), GradientSum()
-        attempt.finish(dataclasses.replace(whole, deliver=ours.add), form_weight_gradients=True)
+        attempt.finish(dataclasses.replace(whole, deliver=ours.add, applied=None), form_weight_gradients=True)
         start.of_written_buffers().restore()
         outcomes, uses = loop(dataclasses.replace(objective, deliver=theirs.add), pieces)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()

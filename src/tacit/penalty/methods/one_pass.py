@@ -73,6 +73,7 @@ class OnePass:
             inner_pass(view, parameters, objective.scale)
             _refuse_large_copies(view, parameters, count)
             part, self.copies_watch = _watch_part(objective, view, count)
+            self.mean_gradient = None if objective.applied is None else _mean_gradient(objective, view, count)
             self.norm = squared_norm(view, parameters) / (count * objective.scale**2)
         self.coarsest = max(
             (use.output_gradient.dtype for use in self.uses if use.output_gradient is not None),
@@ -84,9 +85,15 @@ class OnePass:
     def finish(self, objective: Objective, *, form_weight_gradients: bool = False) -> list[LinearUse]:
         """The outer pass; returns uses with factors where the caller wants them, unless all gradients are formed."""
         factored = [] if form_weight_gradients else self.factored
+        watch = None
+        if self.mean_gradient is not None and objective.collect is not None:
+            watch = GradientWatch(
+                PenaltyPart(objective.strength), self.mean_gradient, objective.factor, objective.loss_weight,
+                collect=objective.collect,
+            )  # fmt: skip
         with torch.autocast(self.device, enabled=False), self.copies_watch.watching():
             value = objective.plain_part(self.loss) + objective.strength / 4 * self.norm
-            outer_pass(objective, value, self.uses, factored)
+            outer_pass(objective, value, self.uses, factored, watch)
         return [use for use in factored if isinstance(use, LinearUse)]
 
 
@@ -97,6 +104,22 @@ def _watch_part(objective: Objective, view: View, count: int) -> tuple[PenaltyPa
         use.row_watch = row_watch(objective, part, micro_batches=count)
     plain = {view.copies[key]: gradient.detach() / objective.scale for key, gradient in view.gradients.items()}
     return part, GradientWatch(part, plain, objective.weight * objective.scale / count, objective.loss_weight)
+
+
+def _mean_gradient(objective: Objective, view: View, count: int) -> dict[Tensor, Tensor]:
+    """(1/K) Σₖ gₖ of each parameter in the norm: rows of all micro-batches give it in one product."""
+    found: dict[Tensor, Tensor] = {}
+    by_weight, by_bias = uses_of(view, list(objective.parameters.values()))
+    for parameter in objective.parameters.values():
+        parts = [
+            u.weight_gradient(u.recorded_inputs(), u.recorded_gradient()) for u in by_weight.get(id(parameter), ())
+        ]
+        parts += [use.bias_gradient(use.recorded_gradient()) for use in by_bias.get(id(parameter), ())]
+        if id(parameter) in view.gradients:
+            parts.append(view.gradients[id(parameter)].detach().sum(0))
+        if parts:
+            found[parameter] = sum(parts[1:], parts[0]).to(parameter.dtype) / (count * objective.scale)
+    return found
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_layers: set[int]) -> None:

@@ -174,6 +174,10 @@ class Views:
             return None
         positions = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         chosen = [products[positions[id(parameter)]] for parameter in self.reached]
+        collect = self.objective.collect
+        if collect is not None:
+            for parameter, gradient, product in zip(self.reached, self.directions[0], chosen, strict=True):
+                collect(parameter, gradient, self.objective.strength / 2 * product)
         return penalty_part(self.objective.strength, self.directions[0], chosen)
 
     def finish(self, products: Sequence[Tensor]) -> None:

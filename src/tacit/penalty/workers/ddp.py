@@ -149,6 +149,17 @@ class Step:
             return value
         return torch.tensor(self.largest(float(value)), dtype=value.dtype) if self.synchronises else None
 
+    def mean_after(self, values: Tensor) -> Tensor | None:
+        """The mean of the workers' values, on the rules of `largest_after`: the same bits on all of them."""
+        if self.silent or not (self.replicas or self.surrounding is not None):
+            return values
+        if not self.synchronises or self._world() == 1:
+            return values if self.synchronises else None
+        found = values.detach().to(self.workers.device, copy=True)
+        with self._communicating():
+            dist.all_reduce(found, group=self.workers.group)
+        return found / self._world()
+
     def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):
