@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from cases import labels, numbers, spread
+from cases import CASES, Case, labels, numbers, spread
 from tacit.penalty import METHODS
+from tacit.penalty.relative import RelativeStrength
 
 START, CAP, SMOOTHING = 2.0**-14, 16.0, 0.02
 ROWS, STEPS = 12, 20
@@ -111,6 +112,36 @@ def test_the_strengths_are_those_of_a_naive_loop(make: Callable[[], nn.Module], 
     assert len({round(strength, 12) for strength in found}) == STEPS
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gram_finds_the_strength_of_double_backward(case: Case) -> None:
+    """Layers used twice, tied weights, embeddings, convolutions: `gram` forms the gradients that it saves otherwise."""
+    found = {}
+    for method in ("gram", "double_backward"):
+        torch.manual_seed(0)
+        model = case.make().double()
+        penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method=method)
+        found[method] = []
+        for _ in range(5):
+            penalty.backward(lambda model=model: case.loss(model))
+            found[method].append(penalty.last.strength)
+    assert found["gram"] == pytest.approx(found["double_backward"], rel=1e-8)
+    assert found["gram"][-1] > START
+
+
+@pytest.mark.parametrize("method", ["gram", "double_backward"])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_under_autocast_it_is_the_strength_of_float64_to_the_precision_of_the_passes(method: str, pieces: int) -> None:
+    model = mlp().float()
+    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method=method, micro_batch_size=ROWS // pieces)
+    for _ in range(8):
+        with torch.autocast("cpu", torch.bfloat16):
+            penalty.backward(lambda x, y: F.cross_entropy(model(x.float()), y), *batch(0))
+    exact = tacit.GradientPenalty(mlp(), tacit.Relative(0.4), micro_batch_size=ROWS // pieces)
+    for _ in range(8):
+        exact.backward(loss_of(exact.model), *batch(0))
+    assert penalty.last.strength == pytest.approx(exact.last.strength, rel=0.1)
+
+
 def test_a_finite_difference_finds_nearly_the_same() -> None:
     found, _, _ = train(mlp(), tacit.Relative(0.4), pieces=3, method="finite_difference", central=True)
     assert found == pytest.approx(naive_strengths(mlp(), 0.4, 3), rel=1e-4)
@@ -155,6 +186,26 @@ def test_the_part_of_a_step_is_the_ratio_times_the_gradient(pieces: int) -> None
     plain = [parameter.grad for parameter in model.parameters()]
     part = [a - b for a, b in zip(whole, plain, strict=True)]
     assert length(part) == pytest.approx(0.4 * length(plain), rel=1e-10)
+
+
+@pytest.mark.parametrize("method", ["gram", "double_backward"])
+def test_of_a_loss_that_is_a_sum_over_rows_it_is_the_ratio_to_the_gradient_of_the_whole_batch(method: str) -> None:
+    """Its own gradient is not the mean of the micro-batches': the step takes it from a plain pass."""
+    model = mlp()
+    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), micro_batch_size=4, method=method)
+    inputs, targets = batch(0)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, reduction="sum")
+
+    for _ in range(8):
+        model.zero_grad()
+        penalty.backward(loss, inputs, targets)
+    whole = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    loss(inputs, targets).backward()
+    plain = [parameter.grad for parameter in model.parameters()]
+    assert length([a - b for a, b in zip(whole, plain, strict=True)]) == pytest.approx(0.4 * length(plain), rel=1e-10)
 
 
 def test_excluded_parameters_count_in_neither_norm() -> None:
@@ -217,6 +268,18 @@ def test_an_overflow_that_the_scaler_skips_does_not_count(method: str, pieces: i
         found.append(penalty.last.strength)
     assert all(map(math.isfinite, found))
     assert found[3] == found[4] != found[5]
+
+
+@pytest.mark.parametrize("norms", [(math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan), (0.0, 0.0)])
+def test_norms_that_say_nothing_change_nothing(norms: tuple[float, float]) -> None:
+    strength = RelativeStrength(tacit.Relative(0.4))
+    for _ in range(8):
+        strength.now(0)
+        strength.see(torch.tensor(2.0), torch.tensor(1.0))
+    assert float(strength.now(0)) == pytest.approx(0.8)
+    before = strength.state_dict()
+    strength.see(*map(torch.tensor, norms))
+    assert strength.state_dict() == before
 
 
 def test_float16_overflow_in_autocast_does_not_count() -> None:
@@ -310,7 +373,7 @@ def test_the_state_is_of_plain_numbers_and_without_relative_it_is_none() -> None
     _, penalty, _ = train(mlp(), tacit.Relative(0.4), range(2))
     state = penalty.state_dict()["relative"]
     assert state is not None
-    assert {type(value) for value in state.values()} == {float}
+    assert {type(value) for value in state.values()} == {float, int}
     assert tacit.GradientPenalty(mlp(), 0.1).state_dict()["relative"] is None
     assert tacit.GradientPenalty(mlp(), tacit.Relative(0.4)).state_dict()["relative"] is None
 
@@ -368,6 +431,22 @@ def test_a_ratio_may_be_a_schedule() -> None:
     assert found[:5] == pytest.approx(naive_strengths(mlp(), 0.4, 1)[:5], rel=1e-10)
     assert found[5:] == [0.0] * 5
     assert penalty.last.gradient_squared_norm is None
+
+
+@pytest.mark.parametrize(("pause", "expected"), [(49, 0.8), (50, START)])
+def test_after_a_long_pause_it_begins_again(pause: int, expected: float) -> None:
+    """The averages are of another place then: sharper, and with a smaller gradient."""
+    strength = RelativeStrength(tacit.Relative(lambda step: 0.4 if step in range(8) or step >= 100 else 0.0))
+    for step in range(8):
+        strength.now(step)
+        strength.see(torch.tensor(2.0), torch.tensor(1.0))
+    for number in range(pause):
+        if number == pause // 2:
+            resumed = RelativeStrength(strength.facts)
+            resumed.load_state_dict(strength.state_dict())
+            strength = resumed
+        assert strength.now(8 + number) == 0.0
+    assert float(strength.now(100)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("size", [None, 4])

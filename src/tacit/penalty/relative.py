@@ -7,7 +7,7 @@ The step applies ∇Ĉ + λ · ½H∇Ĉ, so both norms are known from it, and λ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
@@ -22,6 +22,7 @@ RISE = 16.0  # times the last λ, at most, is the next: a product that rounded t
 # Of r: a part below r/16 is that of a first λ which was far too small, and mostly rounding in half precision. It gives
 # the next λ, and is then forgotten.
 FELT = 16.0
+Deliver = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 FLOOR = 2.0**-20  # of the start: λ = 0 would measure nothing and stay
 
 
@@ -39,6 +40,7 @@ class Relative:
     depend on it: a mean of fewer Hₖgₖ is longer, because they differ, so fewer micro-batches have a smaller λ.
 
     - `ratio`: r, a number, or a function of the step (`tacit.schedules.early(0.4, steps)`). Pilots gained up to 0.8.
+      After 1/smoothing steps at 0 the averages are forgotten, and λ begins again.
     - `cap`: λ is never larger. 16 is a decade above the strengths that helped in pilots.
     - `start`: λ of the first penalised step, where nothing is known. λ then rises by 16 times a step at most.
 
@@ -96,11 +98,15 @@ class RelativeStrength:
         self.applied: float | Tensor = facts.start  # λ of the last step that counted
         self.handed: float | Tensor = facts.start
         self.ratio = 1.0
+        self.pause = 0  # how many calls had the ratio 0 since the last that had not
 
     def now(self, step: int) -> float | Tensor:
         """λ of this step; the float 0.0 where the ratio is 0."""
         self.ratio = self.facts.ratio_at(step)
+        self.pause = self.pause + 1 if self.ratio == 0 else 0
         if self.ratio == 0:
+            if self.pause * self.facts.smoothing >= 1:  # what is averaged is of another place by now
+                self.means, self.weight, self.applied = None, None, self.facts.start
             return 0.0
         facts, means = self.facts, self.means
         if means is None:
@@ -135,7 +141,7 @@ class RelativeStrength:
         return self
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Three floats and the weight that counts the steps; None before the first that counted."""
+        """Both averages, the weight that counts their steps, the last λ; None before the first step that counted."""
         if self.means is None or self.weight is None:
             return None
         gradient, product = self.means.tolist()
@@ -144,9 +150,11 @@ class RelativeStrength:
             "product_norm": product,
             "weight": float(self.weight),
             "applied": float(self.applied),
+            "pause": self.pause,
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        self.pause = 0 if state is None else int(state["pause"])
         if state is None:
             self.means, self.weight, self.applied = None, None, self.facts.start
             return
@@ -177,6 +185,17 @@ class AppliedSum:
             wide = _wide(vector.detach())
             known = sums.get(leaf)
             sums[leaf] = share * wide if known is None else known.add_(wide, alpha=share)
+
+    def with_plain(self, deliver: Deliver, factor: float | Tensor) -> Deliver:
+        """`deliver` for a plain pass of the whole batch, whose gradients, `factor` times g, take the place of Σ gₖ."""
+
+        def seen(leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                if leaf in self.plain:
+                    self.plain[leaf] = _wide(gradient.detach()) / factor
+            deliver(leaves, gradients)
+
+        return seen
 
     def squared_norms(self) -> tuple[Tensor, Tensor] | None:
         """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of the means; None where a gradient is sparse."""

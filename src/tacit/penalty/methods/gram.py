@@ -91,8 +91,10 @@ def _watch_part(objective: Objective, view: View, factored: Sequence[LayerUse]) 
             formed.append(view.gradients[id(parameter)].detach())
         uses = by_weight.get(id(parameter), [])
         of_weight = None if any(use in factored for use in uses) else _formed(uses)
-        if of_weight is None and objective.applied is not None:  # one product more, for ‖(λ/2) H g‖
-            of_weight = [use.weight_gradient(use.recorded_inputs(), use.recorded_gradient()) for use in uses]
+        if of_weight is None and objective.applied is not None:
+            few_rows = len(uses) == 1 and _has_few_rows(uses[0])
+            if objective.collect is not None or not few_rows:  # one product more, for ‖(λ/2) H g‖
+                of_weight = [use.weight_gradient(use.recorded_inputs(), use.recorded_gradient()) for use in uses]
         formed += of_weight or []
         if of_weight is None:
             by_rows |= {parameter, bias_of(uses, by_bias)}

@@ -93,7 +93,10 @@ class MicroBatches:
         start = RandomState.now(objective.model, objective.generators)
         outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
         start.restore()
-        (plain,), more = loop(dataclasses.replace(objective, strength=0.0), [whole])
+        deliver = objective.deliver
+        if objective.applied is not None and deliver is not None:
+            deliver = objective.applied.with_plain(deliver, objective.factor)
+        (plain,), more = loop(dataclasses.replace(objective, strength=0.0, deliver=deliver), [whole])
         return [dataclasses.replace(outcome, loss=plain.loss) for outcome in outcomes], uses + more
 
     def _run(
