@@ -30,6 +30,11 @@ def convolution_with_batch_norm() -> nn.Module:
     return spread(nn.Sequential(*layers)).double()
 
 
+def relative(ratio: Any, **options: Any) -> tacit.Relative:
+    """With a cap that these small models do not meet: their curvature is about 1."""
+    return tacit.Relative(ratio, **{"cap": CAP, **options})
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     return numbers(ROWS, 6, seed=2 * step + 1), labels(ROWS, 3, 2 * step + 2)
 
@@ -107,7 +112,7 @@ def train(
 @pytest.mark.parametrize("make", [mlp, convolution_with_batch_norm])
 def test_the_strengths_are_those_of_a_naive_loop(make: Callable[[], nn.Module], pieces: int, method: str) -> None:
     expected = naive_strengths(make(), 0.4, pieces)
-    found, _, _ = train(make(), tacit.Relative(0.4), pieces=pieces, method=method)
+    found, _, _ = train(make(), relative(0.4), pieces=pieces, method=method)
     assert found == pytest.approx(expected, rel=1e-10)
     assert len({round(strength, 12) for strength in found}) == STEPS
 
@@ -119,7 +124,7 @@ def test_gram_finds_the_strength_of_double_backward(case: Case) -> None:
     for method in ("gram", "double_backward"):
         torch.manual_seed(0)
         model = case.make().double()
-        penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method=method)
+        penalty = tacit.GradientPenalty(model, relative(0.4), method=method)
         found[method] = []
         for _ in range(5):
             penalty.backward(lambda model=model: case.loss(model))
@@ -132,18 +137,18 @@ def test_gram_finds_the_strength_of_double_backward(case: Case) -> None:
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_under_autocast_it_is_the_strength_of_float64_to_the_precision_of_the_passes(method: str, pieces: int) -> None:
     model = mlp().float()
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method=method, micro_batch_size=ROWS // pieces)
+    penalty = tacit.GradientPenalty(model, relative(0.4), method=method, micro_batch_size=ROWS // pieces)
     for _ in range(8):
         with torch.autocast("cpu", torch.bfloat16):
             penalty.backward(lambda x, y: F.cross_entropy(model(x.float()), y), *batch(0))
-    exact = tacit.GradientPenalty(mlp(), tacit.Relative(0.4), micro_batch_size=ROWS // pieces)
+    exact = tacit.GradientPenalty(mlp(), relative(0.4), micro_batch_size=ROWS // pieces)
     for _ in range(8):
         exact.backward(loss_of(exact.model), *batch(0))
     assert penalty.last.strength == pytest.approx(exact.last.strength, rel=0.1)
 
 
 def test_a_finite_difference_finds_nearly_the_same() -> None:
-    found, _, _ = train(mlp(), tacit.Relative(0.4), pieces=3, method="finite_difference", central=True)
+    found, _, _ = train(mlp(), relative(0.4), pieces=3, method="finite_difference", central=True)
     assert found == pytest.approx(naive_strengths(mlp(), 0.4, 3), rel=1e-4)
 
 
@@ -151,18 +156,18 @@ def test_micro_batches_that_do_not_divide_the_batch_count_by_their_rows() -> Non
     """Pieces of 5, 5 and 2 rows: in one pass but for the last, or one after another."""
     found = {}
     for method in ("gram", "double_backward"):
-        found[method], _, _ = train(mlp(), tacit.Relative(0.4), method=method, micro_batch_size=5)
+        found[method], _, _ = train(mlp(), relative(0.4), method=method, micro_batch_size=5)
     assert found["gram"] == pytest.approx(found["double_backward"], rel=1e-10)
 
 
 def test_rare_steps_have_k_times_the_strength_and_others_measure_nothing() -> None:
-    found, _, _ = train(mlp(), tacit.Relative(0.2), every=3)
+    found, _, _ = train(mlp(), relative(0.2), every=3)
     assert found == pytest.approx(naive_strengths(mlp(), 0.2, 1, every=3), rel=1e-10)
     assert found[1:3] == [0.0, 0.0]
 
 
 def test_a_coin_weights_the_strength_by_its_inverse() -> None:
-    penalty = tacit.GradientPenalty(mlp(), tacit.Relative(0.2, start=0.5, smoothing=1.0), probability=0.5)
+    penalty = tacit.GradientPenalty(mlp(), relative(0.2, start=0.5, smoothing=1.0), probability=0.5)
     found = []
     for _ in range(30):
         penalty.backward(loss_of(penalty.model), *batch(0))
@@ -176,7 +181,7 @@ def test_a_coin_weights_the_strength_by_its_inverse() -> None:
 def test_the_part_of_a_step_is_the_ratio_times_the_gradient(pieces: int) -> None:
     """Where nothing moves, exactly; the vectors are taken from `.grad` with and without the penalty."""
     model = mlp()
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), micro_batch_size=ROWS // pieces)
+    penalty = tacit.GradientPenalty(model, relative(0.4), micro_batch_size=ROWS // pieces)
     for _ in range(8):
         model.zero_grad()
         penalty.backward(loss_of(model), *batch(0))
@@ -192,7 +197,7 @@ def test_the_part_of_a_step_is_the_ratio_times_the_gradient(pieces: int) -> None
 def test_of_a_loss_that_is_a_sum_over_rows_it_is_the_ratio_to_the_gradient_of_the_whole_batch(method: str) -> None:
     """Its own gradient is not the mean of the micro-batches': the step takes it from a plain pass."""
     model = mlp()
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), micro_batch_size=4, method=method)
+    penalty = tacit.GradientPenalty(model, relative(0.4), micro_batch_size=4, method=method)
     inputs, targets = batch(0)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -210,7 +215,7 @@ def test_of_a_loss_that_is_a_sum_over_rows_it_is_the_ratio_to_the_gradient_of_th
 
 def test_excluded_parameters_count_in_neither_norm() -> None:
     model = mlp()
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), exclude="0.*", micro_batch_size=4)
+    penalty = tacit.GradientPenalty(model, relative(0.4), exclude="0.*", micro_batch_size=4)
     for _ in range(8):
         model.zero_grad()
         penalty.backward(loss_of(model), *batch(0))
@@ -222,7 +227,7 @@ def test_excluded_parameters_count_in_neither_norm() -> None:
 
 
 def test_accumulated_calls_have_the_strength_of_whole_ones() -> None:
-    weighted, whole = (tacit.GradientPenalty(mlp(), tacit.Relative(0.4)) for _ in range(2))
+    weighted, whole = (tacit.GradientPenalty(mlp(), relative(0.4)) for _ in range(2))
     for step in range(6):
         weighted.backward(loss_of(weighted.model), *batch(step), weight=0.25)
         whole.backward(loss_of(whole.model), *batch(step))
@@ -230,7 +235,7 @@ def test_accumulated_calls_have_the_strength_of_whole_ones() -> None:
 
 
 def test_a_call_of_weight_zero_measures_nothing() -> None:
-    penalty = tacit.GradientPenalty(mlp(), tacit.Relative(0.4))
+    penalty = tacit.GradientPenalty(mlp(), relative(0.4))
     penalty.backward(loss_of(penalty.model), *batch(0))
     before = penalty.state_dict()
     penalty.backward(loss_of(penalty.model), *batch(1), weight=0.0)
@@ -238,7 +243,7 @@ def test_a_call_of_weight_zero_measures_nothing() -> None:
 
 
 def test_a_loss_for_a_trainer_measures_the_same() -> None:
-    ours, theirs = (tacit.GradientPenalty(mlp(), tacit.Relative(0.4), micro_batch_size=4) for _ in range(2))
+    ours, theirs = (tacit.GradientPenalty(mlp(), relative(0.4), micro_batch_size=4) for _ in range(2))
     for step in range(4):
         (ours.loss(loss_of(ours.model), *batch(step)) / 7).backward()
         theirs.backward(loss_of(theirs.model), *batch(step))
@@ -254,7 +259,7 @@ def test_an_overflow_that_the_scaler_skips_does_not_count(method: str, pieces: i
     model = mlp().float()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), torch.amp.GradScaler("cpu")
     size = ROWS // pieces if pieces > 1 else None
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method=method, micro_batch_size=size)
+    penalty = tacit.GradientPenalty(model, relative(0.4), method=method, micro_batch_size=size)
     found = []
     for step in range(8):
         optimizer.zero_grad()
@@ -272,7 +277,7 @@ def test_an_overflow_that_the_scaler_skips_does_not_count(method: str, pieces: i
 
 @pytest.mark.parametrize("norms", [(math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan), (0.0, 0.0)])
 def test_norms_that_say_nothing_change_nothing(norms: tuple[float, float]) -> None:
-    strength = RelativeStrength(tacit.Relative(0.4))
+    strength = RelativeStrength(relative(0.4))
     for _ in range(8):
         strength.now(0)
         strength.see(torch.tensor(2.0), torch.tensor(1.0))
@@ -285,7 +290,7 @@ def test_norms_that_say_nothing_change_nothing(norms: tuple[float, float]) -> No
 def test_float16_overflow_in_autocast_does_not_count() -> None:
     model = nn.Linear(12, 3)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=2.0**12)
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4), method="double_backward")
+    penalty = tacit.GradientPenalty(model, relative(0.4), method="double_backward")
     found = []
     for step in range(8):
         optimizer.zero_grad()
@@ -305,7 +310,7 @@ def test_float16_overflow_in_autocast_does_not_count() -> None:
 
 
 def test_a_first_step_that_overflows_leaves_the_start() -> None:
-    penalty = tacit.GradientPenalty(mlp(), tacit.Relative(0.4))
+    penalty = tacit.GradientPenalty(mlp(), relative(0.4))
     scaler = torch.amp.GradScaler("cpu")
     found = []
     for factor in (math.nan, 1.0, 1.0):
@@ -318,7 +323,7 @@ def test_a_first_step_that_overflows_leaves_the_start() -> None:
 def test_a_gradient_of_zero_keeps_the_last_strength() -> None:
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 1.0)
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4))
+    penalty = tacit.GradientPenalty(model, relative(0.4))
     found = []
     for value in (0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0):
         nn.init.constant_(model.weight, value)
@@ -332,7 +337,7 @@ def test_a_gradient_of_zero_keeps_the_last_strength() -> None:
 
 def test_without_curvature_the_strength_rises_to_the_cap_and_no_farther() -> None:
     model = nn.Linear(2, 1).double()
-    penalty = tacit.GradientPenalty(model, tacit.Relative(0.4, cap=0.5, start=2**-8))
+    penalty = tacit.GradientPenalty(model, relative(0.4, cap=0.5, start=2**-8))
     found = []
     for _ in range(4):
         penalty.backward(lambda: model(torch.ones(1, 2).double()).sum())
@@ -340,11 +345,11 @@ def test_without_curvature_the_strength_rises_to_the_cap_and_no_farther() -> Non
     assert found == [2**-8, 2**-4, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("start", [1e-12, 1e-4, 1.0, 16.0])
+@pytest.mark.parametrize("start", [1e-12, 1e-4, 0.1, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_start_is_soon_forgotten(start: float, dtype: torch.dtype) -> None:
     """A part that is all rounding makes λ small for one step, not for the fifty that an average remembers."""
-    penalty = tacit.GradientPenalty(mlp().to(dtype), tacit.Relative(0.4, start=start), method="double_backward")
+    penalty = tacit.GradientPenalty(mlp().to(dtype), relative(0.4, start=start), method="double_backward")
     for _ in range(16):
         penalty.backward(lambda x, y: loss_of(penalty.model)(x.to(dtype), y), *batch(0))
         penalty.model.zero_grad()
@@ -360,22 +365,22 @@ def test_any_start_is_soon_forgotten(start: float, dtype: torch.dtype) -> None:
 def test_a_resumed_run_ends_with_the_same_bits(pieces: int, dtype: torch.dtype) -> None:
     options = {"pieces": pieces, "method": "double_backward", "dtype": dtype}
     straight, stopped = mlp().to(dtype), mlp().to(dtype)
-    expected, _, _ = train(straight, tacit.Relative(0.4), **options)
-    first, penalty, optimizer = train(stopped, tacit.Relative(0.4), range(7), **options)
+    expected, _, _ = train(straight, relative(0.4), **options)
+    first, penalty, optimizer = train(stopped, relative(0.4), range(7), **options)
     state = json.loads(json.dumps(penalty.state_dict()["relative"]))
     resumed = {**penalty.state_dict(), "relative": state}
-    rest, _, _ = train(stopped, tacit.Relative(0.4), range(7, STEPS), optimizer=optimizer, state=resumed, **options)
+    rest, _, _ = train(stopped, relative(0.4), range(7, STEPS), optimizer=optimizer, state=resumed, **options)
     assert first + rest == expected
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
 
 
 def test_the_state_is_of_plain_numbers_and_without_relative_it_is_none() -> None:
-    _, penalty, _ = train(mlp(), tacit.Relative(0.4), range(2))
+    _, penalty, _ = train(mlp(), relative(0.4), range(2))
     state = penalty.state_dict()["relative"]
     assert state is not None
     assert {type(value) for value in state.values()} == {float, int}
     assert tacit.GradientPenalty(mlp(), 0.1).state_dict()["relative"] is None
-    assert tacit.GradientPenalty(mlp(), tacit.Relative(0.4)).state_dict()["relative"] is None
+    assert tacit.GradientPenalty(mlp(), relative(0.4)).state_dict()["relative"] is None
 
 
 def test_a_late_start_goes_on_where_a_fixed_strength_diverges() -> None:
@@ -416,10 +421,10 @@ def test_a_late_start_on_rare_steps_does_not_diverge() -> None:
 
 
 def test_another_ratio_goes_on_with_the_same_averages() -> None:
-    _, penalty, _ = train(mlp(), tacit.Relative(0.2), range(8))
+    _, penalty, _ = train(mlp(), relative(0.2), range(8))
     penalty.backward(loss_of(penalty.model), *batch(8))
     before = penalty.state_dict()["relative"]
-    penalty.strength = tacit.Relative(0.4)
+    penalty.strength = relative(0.4)
     assert penalty.state_dict()["relative"] == before
     penalty.backward(loss_of(penalty.model), *batch(8))
     assert penalty.last.strength == pytest.approx(0.4 * before["gradient_norm"] / before["product_norm"], rel=1e-12)
@@ -427,7 +432,7 @@ def test_another_ratio_goes_on_with_the_same_averages() -> None:
 
 def test_a_ratio_may_be_a_schedule() -> None:
     ratio = tacit.schedules.early(0.4, 10, share=0.5)
-    found, penalty, _ = train(mlp(), tacit.Relative(ratio), range(10))
+    found, penalty, _ = train(mlp(), relative(ratio), range(10))
     assert found[:5] == pytest.approx(naive_strengths(mlp(), 0.4, 1)[:5], rel=1e-10)
     assert found[5:] == [0.0] * 5
     assert penalty.last.gradient_squared_norm is None
@@ -436,7 +441,7 @@ def test_a_ratio_may_be_a_schedule() -> None:
 @pytest.mark.parametrize(("pause", "expected"), [(49, 0.8), (50, START)])
 def test_after_a_long_pause_it_begins_again(pause: int, expected: float) -> None:
     """The averages are of another place then: sharper, and with a smaller gradient."""
-    strength = RelativeStrength(tacit.Relative(lambda step: 0.4 if step in range(8) or step >= 100 else 0.0))
+    strength = RelativeStrength(relative(lambda step: 0.4 if step in range(8) or step >= 100 else 0.0))
     for step in range(8):
         strength.now(step)
         strength.see(torch.tensor(2.0), torch.tensor(1.0))
@@ -452,7 +457,7 @@ def test_after_a_long_pause_it_begins_again(pause: int, expected: float) -> None
 @pytest.mark.parametrize("size", [None, 4])
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     options: dict[str, Any] = {"method": "double_backward", "defer_checks": True, "micro_batch_size": size}
-    penalty = tacit.GradientPenalty(mlp(), tacit.Relative(0.4), **options)
+    penalty = tacit.GradientPenalty(mlp(), relative(0.4), **options)
     waits = []
     for step in range(8):
         if step == 3:  # the first steps look at more

@@ -19,11 +19,11 @@ from tacit._errors import InputError
 from tacit._tree import real
 
 RISE = 16.0  # times the last λ, at most, is the next: a product that rounded to 0 must not throw λ to its cap
+FLOOR = 2.0**-20  # of the start: λ = 0 would measure nothing and stay
 # Of r: a part below r/16 is that of a first λ which was far too small, and mostly rounding in half precision. It gives
 # the next λ, and is then forgotten.
 FELT = 16.0
 Deliver = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
-FLOOR = 2.0**-20  # of the start: λ = 0 would measure nothing and stay
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,19 @@ class Relative:
 
     - `ratio`: r, a number, or a function of the step (`tacit.schedules.early(0.4, steps)`). Pilots gained up to 0.8.
       After 1/smoothing steps at 0 the averages are forgotten, and λ begins again.
-    - `cap`: λ is never larger. 16 is a decade above the strengths that helped in pilots.
+    - `cap`: λ is never larger, and where `last.strength` is at it the part is below r. In pilots no strength above 1
+      helped, and with r = 0.8 and a cap of 4 a new network stayed on its first plateau. λ has the unit of 1/curvature:
+      a loss times c needs the cap times 1/c.
     - `start`: λ of the first penalised step, where nothing is known. λ then rises by 16 times a step at most.
 
-    It is no bound on a single step: where curvature jumps, λ follows within some steps. With `every=k` and
-    `probability=p` the penalised step has kλ or λ/p, so its part is k·r there and r on average; other steps measure
-    nothing. A norm that is not finite (an overflow that a GradScaler skips) never counts, nor does a step without a
-    gradient. On W workers both norms are root mean squares over workers; while calls accumulate one update, only that
-    which synchronises counts. With half-precision parameters the part's norm includes its rounding, which makes λ
-    smaller.
+    It is no bound on a single step: where curvature jumps, λ follows within some steps. From r = 1 on the penalty
+    can turn a step round along a direction of negative curvature, so that a saddle keeps the run. With `every=k` and
+    `probability=p` the penalised step has kλ or λ/p, so its part is k·r there (keep it below 1) and r on average; other
+    steps measure nothing.
+
+    A norm that is not finite (an overflow that a GradScaler skips) never counts, nor does a step without a gradient. On
+    W workers both norms are root mean squares over workers; while calls accumulate one update, only the one that
+    synchronises counts. With half-precision parameters the part's norm includes its rounding, which makes λ smaller.
 
     >>> from tacit import GradientPenalty
     >>> model, x = torch.nn.Linear(2, 1), torch.ones(4, 2)
@@ -64,7 +68,7 @@ class Relative:
     ratio: float | Callable[[int], float]
     _: KW_ONLY
     smoothing: float = 0.02
-    cap: float = 16.0
+    cap: float = 1.0
     start: float = 2.0**-14
 
     def __post_init__(self) -> None:
