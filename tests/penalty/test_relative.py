@@ -357,6 +357,24 @@ def test_any_start_is_soon_forgotten(start: float, dtype: torch.dtype) -> None:
     assert float(share) == pytest.approx(0.4, rel=0.02 if dtype == torch.float32 else 0.2)
 
 
+@pytest.mark.parametrize("method", ["gram", "double_backward"])
+@pytest.mark.parametrize("size", [None, 2])
+def test_norms_of_half_precision_parameters_are_those_of_float32(method: str, size: int | None) -> None:
+    """‖∇Ĉ‖² is 5e5 here, beyond float16; and more numbers than are looked at as one vector."""
+    model = nn.Linear(300, 300, bias=False).to(torch.float16)
+    nn.init.constant_(model.weight, 2**-6)
+    penalty = tacit.GradientPenalty(model, relative(0.4), method=method, micro_batch_size=size)
+    for _ in range(6):
+        model.zero_grad()
+        penalty.backward(lambda x: model(x).float().square().sum(1).mean() / 4, torch.ones(4, 300).half())
+    plain = 300 * 300 * (300 / 64 / 2) ** 2
+    assert float(penalty.last.gradient_squared_norm) == pytest.approx(plain, rel=1e-3)
+    share = penalty.last.penalty_gradient_norm
+    # H = ½xxᵀ for each output, so ½ H g = 300/4 g
+    assert penalty.last.strength == pytest.approx(0.4 / 75, rel=0.02)
+    assert share is None or float(share) == pytest.approx(0.4 * plain**0.5, rel=0.02)
+
+
 # -- a whole run ------------------------------------------------------------------------------------------------------
 
 
@@ -510,6 +528,13 @@ def test_where_the_norm_is_not_known_it_is_refused_and_nothing_is_touched() -> N
         penalty.backward(lambda: loss_of(model)(*batch(0)), second_view=lambda: loss_of(model)(*batch(1)))
     assert model[0].weight.grad is None
     assert penalty.steps == 0
+
+
+def test_a_schedule_of_relative_strengths_is_refused() -> None:
+    model = mlp()
+    penalty = tacit.GradientPenalty(model, lambda step: tacit.Relative(0.4))  # type: ignore[arg-type,return-value]
+    with pytest.raises(tacit.InputError, match=r"strength=Relative\(0.4\); expected a number"):
+        penalty.backward(loss_of(model), *batch(0))
 
 
 def test_an_optimizer_that_forms_no_gradient_refuses_it() -> None:

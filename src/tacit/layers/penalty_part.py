@@ -16,6 +16,7 @@ from torch._C import DisableTorchFunction
 from tacit._tree import real, total
 
 _PLAIN = (torch.float32, torch.float64)
+_HALF = (torch.float16, torch.bfloat16)  # whose squares are added up in float32
 SMALL = 2**16  # numbers: a gradient that is copied faster than it is worth calls of its own
 
 
@@ -206,7 +207,10 @@ class GradientWatch:
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     if left is right and not any(a.is_sparse for a in left):
-        return torch.stack(torch._foreach_norm(list(left))).square().sum()
+        if all(a.dtype not in _HALF for a in left):
+            return torch.stack(torch._foreach_norm(list(left))).square().sum()
+        norms = [torch.linalg.vector_norm(a, dtype=torch.float32 if a.dtype in _HALF else None) for a in left]
+        return torch.stack([norm.to(norms[0].dtype) for norm in norms]).square().sum()
     return total((real(a) * real(b)).sum() for a, b in zip(left, right, strict=True))
 
 
@@ -245,4 +249,4 @@ def _vector(tensor: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in _HALF else tensor

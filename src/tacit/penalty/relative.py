@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tacit._arguments import finite_number
 from tacit._errors import InputError
-from tacit._tree import real
+from tacit.layers.penalty_part import inner_product
 
 RISE = 16.0  # times the last λ, at most, is the next: a product that rounded to 0 must not throw λ to its cap
 FLOOR = 2.0**-20  # of the start: λ = 0 would measure nothing and stay
@@ -210,8 +210,8 @@ class AppliedSum:
 
 def squared_norm(vectors: Iterable[Tensor]) -> Tensor:
     """‖v‖² of one vector in parts, in float32 at least."""
-    norms = torch._foreach_norm([real(_wide(vector.detach())) for vector in vectors])
-    return torch.stack([norm.to(norms[0].dtype) for norm in norms]).square().sum()
+    parts = [vector.detach() for vector in vectors]
+    return inner_product(parts, parts)
 
 
 def _wide(tensor: Tensor) -> Tensor:

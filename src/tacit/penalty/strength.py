@@ -100,9 +100,7 @@ class Strength:
                 )
             strength = self.relative.now(step)
         elif callable(value):
-            found = value(step)
-            check_strength(found)
-            strength = float(found)
+            strength = _number(value(step))
             if self.limit is None:
                 self.jump.see(step, strength)
         else:
@@ -216,12 +214,16 @@ class RatioLimit:
 
 
 def check_strength(value: Any) -> None:
-    if callable(value) or isinstance(value, Relative):
-        return
+    if not (callable(value) or isinstance(value, Relative)):
+        _number(value)
+
+
+def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InputError(f"strength={value!r}; expected a number, a function of the step or tacit.Relative.")
     if not math.isfinite(value) or value < 0:
         raise InputError(f"strength={value}; expected a finite number that is not negative.")
+    return float(value)
 
 
 def number_or_none(value: Value) -> float | None:
