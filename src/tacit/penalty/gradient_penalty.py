@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
-from tacit.penalty.draws import drawn_pieces, part_is_drawn
+from tacit.penalty.draws import cut_batch, part_is_drawn
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
 from tacit.penalty.objective import DeferredCheck, Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.pieces import Cut
 from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
 from tacit.penalty.registry import Method, choose, fastest_exact
 from tacit.penalty.sink import GradientSum
@@ -32,7 +31,7 @@ from tacit.penalty.surroundings.refusals import translated_errors
 from tacit.penalty.workers.ddp import Step, Workers
 from tacit.penalty.workers.replica import lengths
 from tacit.penalty.workers.shards import is_sharded, plain_step
-from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped, worker_number
+from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped
 
 _log = logging.getLogger("tacit")
 
@@ -331,7 +330,8 @@ class GradientPenalty:
 
         With `alone` it is the penalty's part of the gradient only.
         """
-        _check_closure(closure, "add" if alone else "loss" if collect else "backward")
+        caller = "add" if alone else "loss" if collect else "backward"
+        _check_closure(closure, caller)
         parameters = self._parameters.now()
         strength = self._strength.now(
             step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps
@@ -341,7 +341,10 @@ class GradientPenalty:
         penalised = isinstance(strength, Tensor) or strength != 0
         method = choose(self.method)
         check = penalised and not method.exact and self._approximation.begin(self.steps)
-        cut = self._cut(batch, penalised=penalised)
+        cut = cut_batch(
+            batch, self.micro_batch_size, self.sampled, penalised=penalised, caller=caller, seed=self._strength.seed,
+            call=self.steps,
+        )  # fmt: skip
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         if scaler is not None and not scaler.is_enabled():
@@ -391,14 +394,6 @@ class GradientPenalty:
             self._strength.limit.see(seen.batch_sharpness, None if ours is None else ours.largest_after)
         return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), objective.scale
 
-    def _cut(self, batch: tuple[Any, ...], *, penalised: bool) -> Cut:
-        cut = Cut.of(batch, self.micro_batch_size, "backward")
-        if not penalised:  # nothing is asked of single micro-batches
-            return Cut(cut.whole, [cut.whole])
-        if self.sampled is None or self.micro_batch_size is None:
-            return cut
-        return drawn_pieces(cut, self.sampled, seed=self._strength.seed, worker=worker_number(), call=self.steps)
-
     def _weight_of_part(self, part: tuple[int, int] | None, step: int | None) -> float:
         """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q drawn."""
         if self.sampled is None or self.micro_batch_size is not None:
@@ -415,8 +410,7 @@ class GradientPenalty:
         if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
             raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
         first = self.steps - number if step is None else step  # of the calls of this optimizer step
-        seed, worker = self._strength.seed, worker_number()
-        drawn = part_is_drawn(number, parts, self.sampled, seed=seed, worker=worker, step=first)
+        drawn = part_is_drawn(number, parts, self.sampled, seed=self._strength.seed, step=first)
         return max(parts / self.sampled, 1.0) if drawn else 0.0
 
     def _with_workers(

@@ -26,15 +26,17 @@ class RandomState:
     buffers: tuple[tuple[nn.Module, str, Tensor, Tensor], ...]
 
     @staticmethod
-    def now(model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True) -> RandomState:
-        """The state at this moment; without `buffers`, of the generators alone."""
+    def now(
+        model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True, python: bool = True
+    ) -> RandomState:
+        """The state at this moment; without `buffers`, of the generators alone; without `python`, of torch's alone."""
         indices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
         return RandomState(
             cpu=torch.get_rng_state(),
             cuda={index: torch.cuda.get_rng_state(index) for index in indices if index is not None},
             named=tuple((generator, generator.get_state()) for generator in generators),
-            python=random.getstate(),
-            numpy=np.random.get_state(),
+            python=random.getstate() if python else None,
+            numpy=np.random.get_state() if python else None,
             buffers=tuple(
                 (module, name, buffer, buffer.detach().clone())
                 for module in (model.modules() if buffers else ())
@@ -74,8 +76,9 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
         for generator, state in self.named:
             generator.set_state(state)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        if self.python is not None:
+            random.setstate(self.python)
+            np.random.set_state(self.numpy)
         with torch.no_grad():
             for module, name, buffer, saved in self.buffers:
                 module._buffers[name] = buffer
