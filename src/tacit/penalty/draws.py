@@ -45,9 +45,9 @@ def cut_batch(
 ) -> Cut:
     """The batch and the pieces of it that one step penalises.
 
-    Without a size, or a penalty, it is one piece, and without `sampled` all of its micro-batches. Otherwise they are so many of a
-    random permutation of the rows, each with its share of the penalty. Rows that the permutation leaves over are not
-    drawn; a batch of one micro-batch, or of fewer rows, is that one.
+    Without a size, or a penalty, it is one piece, and without `sampled` all of its micro-batches. Otherwise they are so
+    many of a random permutation of the rows, each with its share of the penalty. Rows that the permutation leaves over
+    are not drawn; a batch of one micro-batch, or of fewer rows, is that one.
     """
     if size is not None and not batch:
         raise InputError(
