@@ -91,6 +91,14 @@ class LossScaling:
         _hook = _hook or register_optimizer_step_pre_hook(_before_step)
 
 
+def scale_now(scaler: GradScaler | None, device: torch.device) -> float | Tensor:
+    """What the scaler multiplies losses with; `scale`, unlike `get_scale`, also makes it ready for its `step`."""
+    if scaler is None:
+        return 1.0
+    scale = scaler.scale(torch.ones((), dtype=torch.float32, device=device))
+    return scale if device.type == "mps" else scale.double()  # products with weights and λ are not rounded to float32
+
+
 _watched: weakref.WeakKeyDictionary[LossScaling, set[int]] = weakref.WeakKeyDictionary()
 # One hook for all penalties, never removed: torch cannot remove one while it calls them.
 _hook: Any = None

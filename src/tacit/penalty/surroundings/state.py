@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit._errors import InputError
+
 
 @dataclass(frozen=True)
 class RandomState:
@@ -88,6 +90,14 @@ def _equal(left: Tensor, right: Tensor) -> bool:
         return False
     left, right = left.to_dense(), right.to_dense()
     return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def checked_generators(generators: Iterable[torch.Generator]) -> tuple[torch.Generator, ...]:
+    found = tuple(generators)
+    for item in found:
+        if not isinstance(item, torch.Generator):
+            raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
+    return found
 
 
 @contextmanager
