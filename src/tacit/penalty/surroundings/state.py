@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,13 +115,21 @@ def second_pass(model: nn.Module, start: RandomState, generators: Sequence[torch
         after.restore()
 
 
-@contextmanager
-def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
+def moved(
+    parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float
+) -> AbstractContextManager[None]:
     """Inside, each parameter holds ω + distance · direction; outside, its own storage again, untouched."""
+    pairs = zip(parameters, direction, strict=True)
+    return placed(parameters, [torch.add(parameter.data, step, alpha=distance) for parameter, step in pairs])
+
+
+@contextmanager
+def placed(parameters: Sequence[nn.Parameter], points: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the parameters hold `points`; outside, their own storage again, untouched."""
     originals = [parameter.data for parameter in parameters]
     try:
-        for parameter, step in zip(parameters, direction, strict=True):
-            parameter.data = torch.add(parameter.data, step, alpha=distance)
+        for parameter, point in zip(parameters, points, strict=True):
+            parameter.data = point
         torch.clear_autocast_cache()  # it may hold half-precision copies of the parameters as they were
         yield
     finally:
