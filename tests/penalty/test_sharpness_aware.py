@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, Case, TransformerBlock, labels, numbers, spread, wide_net
+from oracles import sharpness_aware_gradient
 from tacit import InputError, Recorder, SharpnessAware
 from tacit.penalty.draws import drawn_rows
 
@@ -23,30 +24,6 @@ RADIUS = 0.1
 X, Y = numbers(8, 12, seed=1), labels(8, 3, 2)
 # The two sides round the same sums in another order: 1e-12 is ten thousand roundings of float64.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def by_hand(
-    model: nn.Module,
-    whole: Callable[[nn.Module], Tensor],
-    part: Callable[[nn.Module], Tensor] | None = None,
-    *,
-    radius: float = RADIUS,
-    skip: Iterable[str] = (),
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the whole batch at ω + ρ g/‖g‖ and its gradient there, g that of `part`; of a copy of the model."""
-    model = copy.deepcopy(model)
-    named = dict(model.named_parameters())
-    moving = [parameter for name, parameter in named.items() if name not in skip]
-    torch.manual_seed(0)
-    found = torch.autograd.grad((part or whole)(model), moving, materialize_grads=True)
-    length = torch.cat([gradient.flatten() for gradient in found]).norm()
-    with torch.no_grad():
-        for parameter, gradient in zip(moving, found, strict=True):
-            parameter += radius / length * gradient
-    torch.manual_seed(0)
-    loss = whole(model)
-    gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
-    return loss.detach(), dict(zip(named, gradients, strict=True))
 
 
 def plain_gradient(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, Tensor]:
@@ -71,6 +48,10 @@ def assert_bitwise(found: dict[str, Tensor], expected: dict[str, Tensor]) -> Non
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
+
+
+def by_hand(model: nn.Module, *losses: Any, radius: float = RADIUS, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    return sharpness_aware_gradient(model, *losses, radius=radius, **options)
 
 
 def net() -> nn.Module:
