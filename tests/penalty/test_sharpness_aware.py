@@ -321,6 +321,34 @@ def test_batch_norm_counts_the_whole_batch_once(sampled: int | None) -> None:
     torch.testing.assert_close(found["1.running_mean"], near if sampled is None else far, **CLOSE)
 
 
+def test_buffers_that_torch_does_not_let_anybody_write_are_no_obstacle() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+            with torch.inference_mode():
+                self.register_buffer("inference", torch.ones(3, dtype=torch.float64))
+            self.register_buffer("expanded", torch.ones((), dtype=torch.float64).expand(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + self.expanded
+
+    model = Shifted()
+    SharpnessAware(model, RADIUS).backward(lambda: cross_entropy(model, X, Y))
+    assert model.inner[0].weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("sampled", [None, 3])
+def test_a_graph_of_the_user_s_own_stays_usable(sampled: int | None) -> None:
+    """As that of a generator through a discriminator, whose step comes first."""
+    model, x = convolution_net().eval(), numbers(8, 2, 4, 4, seed=1).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    pending = model(x).square().sum()
+    SharpnessAware(model, RADIUS, sampled=sampled).backward(lambda a, b: cross_entropy(model, a, b), x.detach(), Y)
+    (found,) = torch.autograd.grad(pending, x)
+    assert torch.equal(found, expected)
+
+
 def test_hooks_see_one_final_gradient_with_parameters_back_in_place() -> None:
     model, seen = net(), []
     before = model[0].weight.detach().clone()

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit._arguments import finite_number, whole_number
@@ -25,7 +24,7 @@ from tacit.penalty.surroundings.loss_scaling import LossScaling, scale_now
 from tacit.penalty.surroundings.refusals import check_backward, check_closure, translated_errors
 from tacit.penalty.surroundings.state import checked_generators
 from tacit.penalty.workers.ddp import Step, Workers
-from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped
+from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped, worker_number
 
 Radius = float | Callable[[int], float]
 
@@ -241,8 +240,7 @@ class SharpnessAware:
         rows = count_rows(batch)
         if self.sampled >= rows:
             return rows, None
-        worker = dist.get_rank() if in_a_group() else 0
-        numbers = drawn_rows(rows, self.sampled, seed=self.seed, worker=worker, call=self.steps)
+        numbers = drawn_rows(rows, self.sampled, seed=self.seed, worker=worker_number(), call=self.steps)
         return self.sampled, partial(closure, *rows_of(batch, numbers))
 
     def _with_workers(self) -> AbstractContextManager[Step | None]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit.penalty.surroundings.buffers import put_back
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,7 @@ class RandomState:
             generator.set_state(state)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        with torch.no_grad():
-            for module, name, buffer, saved in self.buffers:
-                module._buffers[name] = buffer
-                buffer.copy_(saved)
+        put_back(self.buffers)
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
