@@ -136,8 +136,8 @@ class SharpnessAware:
     ) -> Tensor:
         """Adds weight · ∇Ĉ(ω + ε̂) to `.grad`, as `backward` would, and returns Ĉ(ω + ε̂), detached.
 
-        `closure` computes the mean loss of the batch, from the arguments in `batch`, without calling backward; it is
-        called twice. `step` is the number of the optimizer step, from 0, for a schedule of the radius; without it
+        `closure` computes the mean loss of the batch, from the arguments in `batch`, without calling backward. It is
+        called twice, and may not write into the batch. `step` is the number of the optimizer step, from 0, for a schedule of the radius; without it
         calls count. With a GradScaler pass it as `scaler`: gradients come out scaled.
         """
         check_backward(weight, "sam")
