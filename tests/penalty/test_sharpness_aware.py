@@ -767,6 +767,25 @@ def test_a_scaler_that_divides_what_it_never_multiplied_is_refused() -> None:
         scaler.step(optimizer)
 
 
+def test_a_closure_that_writes_into_a_batch_that_it_sees_twice_is_refused() -> None:
+    model, x = net(), X.clone()
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x.div_(2), y)
+
+    _, expected = by_hand(
+        model,
+        lambda m: cross_entropy(m, X / 2, Y),
+        lambda m: cross_entropy(m, X[drawn_rows(8, 3, seed=0, call=0)] / 2, Y[drawn_rows(8, 3, seed=0, call=0)]),
+    )
+    SharpnessAware(model, RADIUS, sampled=3).backward(closure, x, Y)  # drawn rows are copies
+    torch.testing.assert_close(gradients(model), expected, **CLOSE)
+    model.zero_grad(set_to_none=True)
+    with pytest.raises(InputError, match="the closure wrote into a tensor of the batch, which it sees twice"):
+        SharpnessAware(model, RADIUS).backward(closure, x, Y)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_reentrant_checkpointing_is_refused() -> None:
     model, x = net(), X.clone().requires_grad_()
     with pytest.raises(InputError, match="re-entrant checkpointing"):

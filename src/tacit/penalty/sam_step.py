@@ -45,14 +45,20 @@ class SharpnessAwareRecord:
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def sam_step(objective: Objective, radius: float, *, rows: int | None) -> SharpnessAwareRecord:
+def sam_step(objective: Objective, radius: float, *, rows: int | None, batch: Sequence[Tensor]) -> SharpnessAwareRecord:
     """The step of an objective whose first closure is of the whole batch, and whose last one gives the direction."""
     if radius == 0:
         return SharpnessAwareRecord(_deliver(objective, objective.factor), radius)
     start, end = RandomState.now(objective.model, objective.generators), None
+    versions = [_version(tensor) for tensor in batch]
     try:
         reached, direction, norm = _direction(objective)
         if len(objective.closures) == 1:
+            if [_version(tensor) for tensor in batch] != versions:
+                raise InputError(
+                    "the closure wrote into a tensor of the batch, which it sees twice; expected the same batch both "
+                    "times. Use operations that are not in place on it."
+                )
             end = RandomState.now(objective.model, objective.generators)
     finally:
         start.restore()
@@ -76,6 +82,10 @@ def sam_step(objective: Objective, radius: float, *, rows: int | None) -> Sharpn
         if end is not None:
             end.restore()
     return SharpnessAwareRecord(loss, radius, norm / objective.scale, rows)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _deliver(objective: Objective, factor: float | Tensor) -> Tensor:

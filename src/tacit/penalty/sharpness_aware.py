@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
+from tacit.layers.calls import tensors_in
 from tacit.penalty.draws import drawn_rows, rows_of
 from tacit.penalty.objective import Closure, DeferredCheck, Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
@@ -137,8 +138,9 @@ class SharpnessAware:
         """Adds weight · ∇Ĉ(ω + ε̂) to `.grad`, as `backward` would, and returns Ĉ(ω + ε̂), detached.
 
         `closure` computes the mean loss of the batch, from the arguments in `batch`, without calling backward. It is
-        called twice, and may not write into the batch. `step` is the number of the optimizer step, from 0, for a schedule of the radius; without it
-        calls count. With a GradScaler pass it as `scaler`: gradients come out scaled.
+        called twice, and may not write into the batch. `step` is the number of the optimizer step, from 0, for a
+        schedule of the radius; without it calls count. With a GradScaler pass it as `scaler`: gradients come out
+        scaled.
         """
         check_backward(weight, "sam")
         sink, loss, _ = self._differentiate(closure, batch, weight=weight, scaler=scaler, number=step, collect=False)
@@ -217,7 +219,7 @@ class SharpnessAware:
             records: list[SharpnessAwareRecord] = []
 
             def run(objective: Objective) -> Outcomes:
-                records.append(sam_step(objective, radius, rows=rows))
+                records.append(sam_step(objective, radius, rows=rows, batch=list(tensors_in(batch))))
                 return Outcome(records[-1].loss, torch.zeros_like(records[-1].loss)), []
 
             whole = Cut.of(batch, None, caller)
