@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from cases import CASES, Case, TransformerBlock, labels, numbers, spread, wide_net
@@ -606,6 +607,29 @@ def test_deferred_checks_change_no_number(sampled: int | None) -> None:
         sam.backward(lambda x, y, m=model: cross_entropy(m, x, y), X, Y)
         found.append(gradients(model))
     torch.testing.assert_close(*found, **CLOSE)
+
+
+class Reads(TorchDispatchMode):
+    """Counts what would wait for a device: numbers of tensors that Python reads, and comparisons of whole tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(function) in ("aten._local_scalar_dense.default", "aten.equal.default")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sampled", [None, 3])
+@pytest.mark.parametrize("defer", [True, False])
+def test_where_checks_are_deferred_no_step_waits_for_the_device(defer: bool, sampled: int | None) -> None:
+    model, (x, y) = convolution_net(), BATCHED["convolution and batch norm"].batch
+    sam = SharpnessAware(model, RADIUS, sampled=sampled, defer_checks=defer)
+    for _ in range(2):  # the first step looks at more
+        with Reads() as reads:
+            sam.backward(lambda x, y: cross_entropy(model, x, y), x, y)
+    assert (reads.count == 0) == defer
 
 
 def test_complex_parameters_move_along_their_gradient() -> None:

@@ -45,7 +45,8 @@ class SharpnessAware:
       The draw is a function of `seed`, the worker and the number of the call.
     - `exclude`: names or patterns of parameters that do not move; they still get their gradient.
     - `generators`: generators of your own that the closure draws from.
-    - `check_every`, `defer_checks`: as in `GradientPenalty`.
+    - `check_every`, `defer_checks`: as in `GradientPenalty`. Where checks are deferred no step waits for the device,
+      but with a GradScaler, where each reads ‖g‖.
 
     What a step returns and leaves behind:
 
