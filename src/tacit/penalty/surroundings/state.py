@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit.penalty.surroundings.buffers import put_back
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,7 @@ class RandomState:
         if self.python is not None:
             random.setstate(self.python)
             np.random.set_state(self.numpy)
-        with torch.no_grad():
-            for module, name, buffer, saved in self.buffers:
-                module._buffers[name] = buffer
-                buffer.copy_(saved)
+        put_back(self.buffers)
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -91,6 +91,14 @@ def _equal(left: Tensor, right: Tensor) -> bool:
         return False
     left, right = left.to_dense(), right.to_dense()
     return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def checked_generators(generators: Iterable[torch.Generator]) -> tuple[torch.Generator, ...]:
+    found = tuple(generators)
+    for item in found:
+        if not isinstance(item, torch.Generator):
+            raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
+    return found
 
 
 @contextmanager
@@ -108,13 +116,21 @@ def second_pass(model: nn.Module, start: RandomState, generators: Sequence[torch
         after.restore()
 
 
-@contextmanager
-def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
+def moved(
+    parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float
+) -> AbstractContextManager[None]:
     """Inside, each parameter holds ω + distance · direction; outside, its own storage again, untouched."""
+    pairs = zip(parameters, direction, strict=True)
+    return placed(parameters, [torch.add(parameter.data, step, alpha=distance) for parameter, step in pairs])
+
+
+@contextmanager
+def placed(parameters: Sequence[nn.Parameter], points: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the parameters hold `points`; outside, their own storage again, untouched."""
     originals = [parameter.data for parameter in parameters]
     try:
-        for parameter, step in zip(parameters, direction, strict=True):
-            parameter.data = torch.add(parameter.data, step, alpha=distance)
+        for parameter, point in zip(parameters, points, strict=True):
+            parameter.data = point
         torch.clear_autocast_cache()  # it may hold half-precision copies of the parameters as they were
         yield
     finally:
