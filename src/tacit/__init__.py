@@ -20,6 +20,7 @@ _HOMES = {
     "Problem": "tacit.problem",
     "Recorder": "tacit.diagnostics",
     "Relative": "tacit.penalty",
+    "SharpnessAware": "tacit.penalty",
     "match": "tacit.advice",
     "measure": "tacit.diagnostics",
     "search_strength": "tacit.advice",
@@ -36,6 +37,7 @@ __all__ = [
     "Problem",
     "Recorder",
     "Relative",
+    "SharpnessAware",
     "__version__",
     "advice",
     "batching",
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from tacit.batching import BatchSampler
     from tacit.diagnostics import Recorder, measure
     from tacit.nstep import NStepSGD
-    from tacit.penalty import FactoredSGD, GradientPenalty, Relative
+    from tacit.penalty import FactoredSGD, GradientPenalty, Relative, SharpnessAware
     from tacit.problem import Problem
 
 

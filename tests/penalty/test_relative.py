@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import tacit
 from cases import CASES, Case, labels, numbers, spread
 from tacit.penalty import METHODS
+from tacit.penalty.draws import drawn_rows
 from tacit.penalty.relative import RelativeStrength
 
 START, CAP, SMOOTHING = 2.0**-14, 16.0, 0.02
@@ -47,7 +48,9 @@ def length(vectors: list[Tensor]) -> float:
     return math.sqrt(sum(float(vector.square().sum()) for vector in vectors))
 
 
-def naive_strengths(model: nn.Module, ratio: float, pieces: int, *, every: int = 1) -> list[float]:
+def naive_strengths(
+    model: nn.Module, ratio: float, pieces: int, *, every: int = 1, sampled: int | None = None
+) -> list[float]:
     """λ of each step of a training with momentum: the averages are written out as sums over all steps."""
     parameters = list(model.parameters())
     velocity = [torch.zeros_like(parameter) for parameter in parameters]
@@ -59,13 +62,19 @@ def naive_strengths(model: nn.Module, ratio: float, pieces: int, *, every: int =
         penalised = step % every == 0
         g = [torch.zeros_like(p) for p in parameters]
         product = [torch.zeros_like(p) for p in parameters]
-        for part in zip(x.chunk(pieces if penalised else 1), y.chunk(pieces if penalised else 1), strict=True):
+        parts = list(zip(x.chunk(pieces if penalised else 1), y.chunk(pieces if penalised else 1), strict=True))
+        if sampled is not None:
+            rows = drawn_rows(ROWS, sampled * ROWS // pieces, seed=0, call=step).split(ROWS // pieces)
+            parts = [(x[each], y[each]) for each in rows]
+        for part in parts:
             first = torch.autograd.grad(F.cross_entropy(model(part[0]), part[1]), parameters, create_graph=True)
             along = sum((a * a.detach()).sum() for a in first)
             second = torch.autograd.grad(along, parameters)
-            share = len(part[0]) / ROWS
+            share = 1 / sampled if sampled is not None else len(part[0]) / ROWS
             g = [a + share * b.detach() for a, b in zip(g, first, strict=True)]
             product = [a + share * b / 2 for a, b in zip(product, second, strict=True)]
+        if sampled is not None:
+            g = list(torch.autograd.grad(F.cross_entropy(model(x), y), parameters))
         found.append(every * strength if penalised else 0.0)
         with torch.no_grad():
             for p, v, a, b in zip(parameters, velocity, g, product, strict=True):
@@ -115,6 +124,57 @@ def test_the_strengths_are_those_of_a_naive_loop(make: Callable[[], nn.Module], 
     found, _, _ = train(make(), relative(0.4), pieces=pieces, method=method)
     assert found == pytest.approx(expected, rel=1e-10)
     assert len({round(strength, 12) for strength in found}) == STEPS
+
+
+@pytest.mark.parametrize("method", ["gram", "double_backward"])
+@pytest.mark.parametrize("sampled", [1, 2])
+@pytest.mark.parametrize("make", [mlp, convolution_with_batch_norm])
+def test_sampled_it_is_the_gradient_of_the_whole_batch_and_the_mean_that_is_applied(
+    make: Callable[[], nn.Module], sampled: int, method: str
+) -> None:
+    expected = naive_strengths(make(), 0.4, 3, sampled=sampled)
+    found, penalty, _ = train(make(), relative(0.4), pieces=3, sampled=sampled, method=method)
+    assert found == pytest.approx(expected, rel=1e-10)
+    assert penalty.sampled == sampled
+
+
+def test_sampled_and_whole_have_one_ratio_where_all_micro_batches_are_drawn() -> None:
+    """Of a mean over all micro-batches the order of rows is all that differs: with equal rows nothing does."""
+    found = []
+    for sampled in (None, 3):
+        penalty = tacit.GradientPenalty(mlp(), relative(0.4), micro_batch_size=4, sampled=sampled)
+        x, y = (tensor[:1].repeat_interleave(ROWS, 0) for tensor in batch(0))
+        for _ in range(6):
+            penalty.model.zero_grad()
+            penalty.backward(loss_of(penalty.model), x, y)
+        found.append(penalty.last.strength)
+    assert found[0] == pytest.approx(found[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"strength": relative(0.4)}, {"strength": 0.1, "largest_ratio": 1.0}])
+def test_calls_that_are_not_drawn_have_no_penalty_and_measure_nothing(options: dict[str, Any]) -> None:
+    penalty = tacit.GradientPenalty(mlp(), sampled=1, **options)
+    found = []
+    for call in range(16):
+        before = penalty.state_dict()
+        penalty.backward(loss_of(penalty.model), *batch(call), weight=0.25, part=(call % 4, 4))
+        found.append(penalty.last.strength)
+        if penalty.last.gradient_squared_norm is None:
+            assert penalty.last.strength == 0.0
+            assert {**penalty.state_dict(), "steps": 0} == {**before, "steps": 0}
+    assert [sum(strength > 0 for strength in found[k : k + 4]) for k in range(0, 16, 4)] == [1] * 4
+
+
+def test_sampled_steps_in_scaled_half_precision_measure_unscaled_norms() -> None:
+    found = []
+    for scale in (1.0, 2.0**10):
+        penalty = tacit.GradientPenalty(mlp(), relative(0.4), micro_batch_size=4, sampled=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for step in range(6):
+            penalty.backward(loss_of(penalty.model), *batch(step), scaler=scaler, weight=0.5)
+            penalty.model.zero_grad()
+        found.append(penalty.last.strength)
+    assert found[0] == pytest.approx(found[1], rel=1e-10)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -472,9 +532,10 @@ def test_after_a_long_pause_it_begins_again(pause: int, expected: float) -> None
     assert float(strength.now(100)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("size", [None, 4])
-def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
-    options: dict[str, Any] = {"method": "double_backward", "defer_checks": True, "micro_batch_size": size}
+@pytest.mark.parametrize(("size", "sampled"), [(None, None), (4, None), (4, 1)])
+def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, size: int | None, sampled: int | None) -> None:
+    options: dict[str, Any] = {"method": "double_backward", "defer_checks": True}
+    options |= {"micro_batch_size": size, "sampled": sampled}
     penalty = tacit.GradientPenalty(mlp(), relative(0.4), **options)
     waits = []
     for step in range(8):
@@ -517,6 +578,12 @@ def test_two_guards_for_one_thing_are_refused() -> None:
     with pytest.raises(tacit.InputError, match="Leave largest_ratio out"):
         penalty.strength = tacit.Relative(0.4)
     assert penalty.strength == 0.1
+
+
+def test_a_part_alone_is_refused_because_nobody_tells_the_gradient_of_the_whole_batch() -> None:
+    model = mlp()
+    with pytest.raises(tacit.InputError, match=r"penalty.add with strength=Relative\(0.4\)"):
+        tacit.GradientPenalty(model, tacit.Relative(0.4)).add(loss_of(model), *batch(0))
 
 
 def test_where_the_norm_is_not_known_it_is_refused_and_nothing_is_touched() -> None:

@@ -5,5 +5,16 @@ from tacit.penalty.gradient_penalty import GradientPenalty
 from tacit.penalty.record import PenaltyRecord
 from tacit.penalty.registry import METHODS, Method
 from tacit.penalty.relative import Relative
+from tacit.penalty.sam_step import SharpnessAwareRecord
+from tacit.penalty.sharpness_aware import SharpnessAware
 
-__all__ = ["METHODS", "FactoredSGD", "GradientPenalty", "Method", "PenaltyRecord", "Relative"]
+__all__ = [
+    "METHODS",
+    "FactoredSGD",
+    "GradientPenalty",
+    "Method",
+    "PenaltyRecord",
+    "Relative",
+    "SharpnessAware",
+    "SharpnessAwareRecord",
+]

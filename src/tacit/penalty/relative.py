@@ -168,15 +168,17 @@ class RelativeStrength:
 
 
 class AppliedSum:
-    """Σ share · g and Σ share · (λ/2) H g over the pieces of one step, by parameter: the vectors that it applies.
+    """The two vectors that a step of several pieces applies, ∇Ĉ and (λ/2) H∇Ĉ, by parameter in the norm.
 
-    Of a single piece the step's own record has their norms, and nothing is kept here.
+    They are added up from the pieces' own (`add`), or seen on their way where the step delivers them apart (`seeing`).
+    Of a single piece that is the whole batch the step's own record has their norms, and nothing is kept here.
     """
 
-    def __init__(self, weight: float, *, pieces: int) -> None:
-        self.weight, self.several = weight, pieces > 1
+    def __init__(self, parameters: Iterable[Tensor], weight: float, *, several: bool) -> None:
+        self.parameters, self.weight, self.several = set(parameters), weight, several
         self.plain: dict[Tensor, Tensor] = {}
         self.penalty: dict[Tensor, Tensor] = {}
+        self.divisor: float | Tensor = 1.0
         self.missing = False
 
     def add(self, weight: float, leaf: Tensor, gradient: Tensor, part: Tensor) -> None:
@@ -190,22 +192,32 @@ class AppliedSum:
             known = sums.get(leaf)
             sums[leaf] = share * wide if known is None else known.add_(wide, alpha=share)
 
-    def with_plain(self, deliver: Deliver, factor: float | Tensor) -> Deliver:
-        """`deliver` for a plain pass of the whole batch, whose gradients, `factor` times g, take the place of Σ gₖ."""
+    def seeing(self, deliver: Deliver, factor: float | Tensor) -> tuple[Deliver, Deliver]:
+        """`deliver` for the penalty's part, and for the gradient of the whole batch; both arrive times `factor`."""
+        self.divisor = factor
 
-        def seen(leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                if leaf in self.plain:
-                    self.plain[leaf] = _wide(gradient.detach()) / factor
-            deliver(leaves, gradients)
+        def into(sums: dict[Tensor, Tensor]) -> Deliver:
+            def see(leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+                for leaf, gradient in zip(leaves, gradients, strict=True):
+                    if leaf in self.parameters:
+                        self.missing |= gradient.is_sparse
+                        known = sums.get(leaf)  # the same tensors are kept elsewhere: nothing is changed in place
+                        sums[leaf] = gradient.detach() if known is None else known + gradient.detach()
+                deliver(leaves, gradients)
 
-        return seen
+            return see
+
+        return into(self.penalty), into(self.plain)
 
     def squared_norms(self) -> tuple[Tensor, Tensor] | None:
-        """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of the means; None where a gradient is sparse."""
+        """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖²; None where a gradient is sparse."""
         if self.missing or not self.plain:
             return None
-        return squared_norm(self.plain.values()), squared_norm(self.penalty.values())
+        plain = squared_norm(self.plain.values())
+        penalty = squared_norm(self.penalty.values()) if self.penalty else torch.zeros_like(plain)
+        if isinstance(self.divisor, float) and self.divisor == 1:
+            return plain, penalty
+        return plain / self.divisor**2, penalty / self.divisor**2
 
 
 def squared_norm(vectors: Iterable[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ import logging
 import math
 import numbers
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from tacit._errors import InputError
 from tacit._random import derive_seed
 from tacit.penalty.late_jump import LateJump
 from tacit.penalty.objective import Outcome
+from tacit.penalty.pieces import Cut
 from tacit.penalty.record import record_of
 from tacit.penalty.relative import AppliedSum, Relative, RelativeStrength
 from tacit.penalty.workers.ddp import Step
@@ -84,7 +85,7 @@ class Strength:
             self.relative = RelativeStrength(value) if self.relative is None else self.relative.with_facts(value)
         self.value = value
 
-    def now(self, *, step: int, call: int, views: int = 1) -> float | Tensor:
+    def now(self, *, step: int, call: int, views: int = 1, alone: bool = False) -> float | Tensor:
         """The float 0.0 where there is no penalty; a tensor where norms decide, so that nothing waits for them.
 
         Schedules and `every` count steps; the coin of `probability` is a function of the seed and the call alone.
@@ -97,6 +98,11 @@ class Strength:
                 raise InputError(
                     f"second_view with strength={value}, which needs the norm of the penalty's part of one view; "
                     "expected a number or a function of the step as strength."
+                )
+            if alone:
+                raise InputError(
+                    f"penalty.add with strength={value}, which needs the gradient of the whole batch; expected a "
+                    "number or a function of the step, or penalty.backward of a penalty with sampled=q."
                 )
             strength = self.relative.now(step)
         elif callable(value):
@@ -114,9 +120,11 @@ class Strength:
             return strength
         return self.limit.limited(strength)
 
-    def applied_sum(self, weight: float, *, pieces: int) -> AppliedSum | None:
-        """Where a penalised step adds up the vectors that it applies, where their norms will be asked for."""
-        return None if self.relative is None or weight == 0 else AppliedSum(weight, pieces=pieces)
+    def applied_sum(self, weight: float, parameters: Iterable[Tensor], cut: Cut) -> AppliedSum | None:
+        """Where a penalised step keeps the vectors that it applies, where their norms will be asked for."""
+        if self.relative is None or weight == 0:
+            return None
+        return AppliedSum(parameters, weight, several=len(cut.pieces) > 1 or cut.drawn)
 
     def see(
         self, outcomes: Sequence[Outcome], strength: float | Tensor, applied: AppliedSum | None, workers: Step | None
