@@ -60,6 +60,9 @@ NAMED: dict[str, Scenario] = {
     ),
     # The comparison of the first step took rounding for a missing term: bfloat16, and a gradient that is zero.
     "rounding_of_bfloat16": Scenario(inputs="sequences", batch=1, frozen=(1,), dtype="autocast"),
+    "rounding_of_bfloat16_over_micro_batches": Scenario(
+        ops=(Op("linear", 1), Op("curve", 4, 12)), seed=2, micro_batches=2, dtype="autocast"
+    ),
     "a_gradient_that_is_zero": Scenario(
         ops=(
             Op("convolution", 4, 9),
