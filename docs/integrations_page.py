@@ -43,8 +43,8 @@ STEPS = {
 TEXT = """\
 # The penalty in other people's trainers
 
-In a clone of the repository: `pip install '.[lightning]'`, `'.[transformers]'` or `'.[accelerate]'`. Nothing is on
-PyPI. `import tacit` imports none of them.
+In a clone of the repository: `pip install '.[lightning]'`, `'.[transformers]'` or `'.[accelerate]'`. `tacit` on
+PyPI is another project. `import tacit` imports none of them.
 
 A trainer calls `backward` itself, after it has divided the loss by the number of accumulated batches, scaled it for
 half precision or weighted it by tokens. A penalty computed inside that `backward` sees the changed loss: of the loss

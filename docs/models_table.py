@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ZOO = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "models.md"
 METHODS = ("auto", "gram", "double_backward", "FactoredSGD", "finite_difference")
-EXACT_METHODS = METHODS[:5]
+EXACT_METHODS = METHODS[:4]
 FAILURES = ("wrong", "traceback", "buffers")
 
 
@@ -124,7 +124,9 @@ def cell(model: dict[str, Any], method: str, sentences: dict[str, int]) -> str:
 
 
 def cases(model: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    return [(variant, method, end) for variant, ends in model["variants"].items() for method, end in ends.items()]
+    """The stored run also tried two methods that are gone."""
+    found = [(variant, method, end) for variant, ends in model["variants"].items() for method, end in ends.items()]
+    return [each for each in found if each[1] in METHODS]
 
 
 def has_exact_method(model: dict[str, Any]) -> bool:

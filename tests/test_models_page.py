@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tacit.penalty import METHODS
+
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("models_table", ROOT / "docs" / "models_table.py")
 models_table = importlib.util.module_from_spec(spec)
@@ -49,6 +51,14 @@ def test_the_stored_rows_come_from_one_run_on_a_clean_commit(zoo: dict[str, Any]
     assert run["commit"]
     assert run["dirty"] is False
     assert {model["run"] for model in zoo["models"]} == {run["started"]}
+
+
+def test_only_methods_that_there_are_count_and_a_difference_is_no_exact_one(zoo: dict[str, Any]) -> None:
+    known = {"auto", "FactoredSGD", *METHODS}
+    counted = [method for model in zoo["models"] for _, method, _ in models_table.cases(model)]
+    assert set(counted) == known
+    assert set(models_table.EXACT_METHODS) == known - {"finite_difference"}
+    assert f" of {len(counted):,} cases on" in (ROOT / "README.md").read_text()
 
 
 def test_at_most_three_models_have_no_exact_method(zoo: dict[str, Any]) -> None:

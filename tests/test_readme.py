@@ -87,10 +87,15 @@ def test_the_diff_trains_as_before_and_keeps_the_outputs(page: str) -> None:
 
 
 def test_no_page_sends_a_reader_to_an_index_that_has_no_tacit() -> None:
-    """CONTRIBUTING may: its line is the last step of a release."""
+    """The name is another project's there. CONTRIBUTING may: its line is the last step of a release."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
-    for page in pages:
-        assert not re.search(r"pip install[^`\n]*[ '\"]tacit\b", page.read_text()), page
+    for page in [*pages, *sorted((ROOT / "src").rglob("*.py"))]:
+        assert not re.search(r"pip install[^`#\n]*[ '\"]tacit\b", page.read_text()), page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/integrations.md"])
+def test_who_looks_for_it_on_pypi_is_told_that_another_project_has_the_name(page: str) -> None:
+    assert re.search(r"tacit`? on\s+PyPI is\s+another project", (ROOT / page).read_text())
 
 
 def test_the_accelerate_row_hands_over_the_scaler() -> None:

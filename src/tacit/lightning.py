@@ -1,4 +1,4 @@
-"""Lightning: `Penalty` and `NoiseScale` for `Trainer`, `FabricPenalty` for Fabric. Run: pip install tacit[lightning]"""
+"""Lightning: `Penalty` and `NoiseScale` for `Trainer`, `FabricPenalty`. In a clone: pip install '.[lightning]'"""
 
 from tacit.integrations.fabric_penalty import FabricPenalty
 from tacit.integrations.lightning_noise_scale import NoiseScale

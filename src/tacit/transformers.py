@@ -1,4 +1,4 @@
-"""Transformers: `PenaltyMixin` and `NoiseScale` for `Trainer`. Run: pip install tacit[transformers]"""
+"""Transformers: `PenaltyMixin` and `NoiseScale` for `Trainer`. In a clone: pip install '.[transformers]'"""
 
 from tacit.integrations.transformers_noise_scale import NoiseScale
 from tacit.integrations.transformers_penalty import PenaltyMixin

@@ -33,7 +33,7 @@ def test_a_missing_framework_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(MissingFrameworkError, match=f"^{name} is not installed; tacit.{name} needs version"):
         load(name)
-    with pytest.raises(ImportError, match=rf"pip install 'tacit\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"In a clone of tacit run: pip install '\.\[{name}\]'"):
         load(name)
     with pytest.raises(TacitError):
         load(name)

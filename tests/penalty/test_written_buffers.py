@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases import labels, numbers
-from tacit import FactoredSGD, GradientPenalty
+from tacit import FactoredSGD, GradientPenalty, InputError
 
 X, Y = numbers(8, 4, seed=1), labels(8, 3, 2)
 STRENGTH, SIZE, STEPS = 0.7, 2, 3
@@ -120,6 +120,29 @@ def test_a_write_that_begins_after_the_first_step_is_seen_before_it_happens() ->
         loop(naive)
         assert torch.equal(model.passes, naive.passes)
         torch.testing.assert_close(model.enter.weight.grad, naive.enter.weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["gram", "FactoredSGD"])
+def test_a_tensor_that_is_kept_outside_of_the_buffers_is_refused_by_name(method: str) -> None:
+    """torch said "may have escaped from inside a function being vmapped", without a word on what to do."""
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.mean = nn.Linear(4, 3), torch.zeros(3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = self.layer(inputs) - self.mean
+            self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+            return outputs
+
+    model = Centred().double()
+    step = {
+        "gram": GradientPenalty(model, STRENGTH, method="gram", micro_batch_size=SIZE).backward,
+        "FactoredSGD": FactoredSGD(model, lr=0.1, strength=STRENGTH, micro_batch_size=SIZE).step,
+    }[method]
+    with pytest.raises(InputError, match=r"outside of its buffers.* Use self\.register_buffer"):
+        step(lambda x, y: F.cross_entropy(model(x), y), X, Y)
 
 
 def test_buffers_that_are_only_read_leave_one_pass_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

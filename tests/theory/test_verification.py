@@ -95,6 +95,30 @@ def rows_of_the_page() -> dict[str, tuple[float, dict[str, float]]]:
     }
 
 
+# Rows of the tables of the sampled penalty and of SAM in docs/theory.md, by their first cell.
+SAMPLED = {
+    "q, independent from step to step": "penalty on 1 micro-batch, independent draws, C̃ of the whole",
+    "q, each once in m/q steps": "penalty on 1 micro-batch, once each, its C̃",
+    "`every=k`": "penalty every 2 steps, mean over its place, its C̃",
+    "`probability=p`": "penalty with probability ½, C̃ of the whole",
+    "spread, independent": "penalty on 1 micro-batch at a fixed time, independent draws, spread",
+    "spread, each once": "penalty on 1 micro-batch at a fixed time, once each, spread",
+    "SAM": "SAM against its terms to ρ², ρε and ε²",
+    "SAM from 1 row": "SAM, direction from 1 row, its terms to ρ², ρε and ε²",
+    "… with the terms of the whole": "SAM, direction from 1 row, terms of the whole",
+}
+
+
+def sampled_rows_of_the_page() -> dict[str, tuple[float, dict[str, float]]]:
+    """{statement: (predicted order, {problem: observed order})} of rows that end with a number and three."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines()]
+    rows = {cells[0]: cells for cells in lines if cells[0] in SAMPLED and len(cells) > 2}
+    return {
+        SAMPLED[name]: (float(cells[-2]), dict(zip(problems.PROBLEMS, map(float, cells[-1].split(", ")), strict=True)))
+        for name, cells in rows.items()
+    }
+
+
 @pytest.mark.parametrize("case", tuple(problems.PROBLEMS))
 def test_every_predicted_order_is_observed(case: str) -> None:
     study = verify(problems.PROBLEMS[case](), name=case)
@@ -103,7 +127,7 @@ def test_every_predicted_order_is_observed(case: str) -> None:
         assert finding.predicted == order
         assert finding.observed == pytest.approx(order, abs=0.15), statement
     assert study.passed, str(study)
-    for statement, (order, observed) in rows_of_the_page().items():
+    for statement, (order, observed) in {**rows_of_the_page(), **sampled_rows_of_the_page()}.items():
         finding = study.finding(statement)
         assert finding.predicted == order
         # Two digits are printed; another machine's rounding moves the third.
@@ -114,6 +138,10 @@ def test_the_page_has_a_row_for_every_optimizer_of_today() -> None:
     for name in ("Lookahead", "RMSprop", "Muon", "Adam", "average of iterates", "schedule-free"):
         assert any(name in statement for statement in rows_of_the_page()), name
     assert len(PAGE.read_text().split()) <= 2500
+
+
+def test_the_page_has_orders_beside_every_way_of_sampling() -> None:
+    assert set(sampled_rows_of_the_page()) == set(SAMPLED.values())
 
 
 @pytest.mark.parametrize("wrong", [2.0, 8.0])

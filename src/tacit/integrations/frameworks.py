@@ -20,7 +20,7 @@ class MissingFrameworkError(TacitError, ImportError):
 def load(module: str) -> ModuleType:
     """The imported module; its first part names the framework."""
     name = module.partition(".")[0]
-    wanted = f"tacit.{name} needs version {OLDEST[name]} or newer. Run: pip install 'tacit[{name}]'"
+    wanted = f"tacit.{name} needs version {OLDEST[name]} or newer. In a clone of tacit run: pip install '.[{name}]'"
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

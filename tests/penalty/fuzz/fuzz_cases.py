@@ -60,6 +60,9 @@ NAMED: dict[str, Scenario] = {
     ),
     # The comparison of the first step took rounding for a missing term: bfloat16, and a gradient that is zero.
     "rounding_of_bfloat16": Scenario(inputs="sequences", batch=1, frozen=(1,), dtype="autocast"),
+    "rounding_of_bfloat16_over_micro_batches": Scenario(
+        ops=(Op("linear", 1), Op("curve", 4, 12)), seed=2, micro_batches=2, dtype="autocast"
+    ),
     "a_gradient_that_is_zero": Scenario(
         ops=(
             Op("convolution", 4, 9),
@@ -84,6 +87,15 @@ NAMED: dict[str, Scenario] = {
     ),
     # torch's forward derivatives fail under autocast, and on channels-last images (the last case): raw errors.
     "a_layer_norm_in_bfloat16": Scenario(ops=(Op("linear", 1), Op("norm")), batch=1, dtype="autocast"),
+    # The network's own: it copied what it wrote into by the name of the operation before it, and a pool with its
+    # choices held has another name.
+    "a_pool_before_a_relu_in_place": Scenario(
+        ops=(Op("pool", 4, 1), Op("residual", 4, 0, (Op("curve_in_place"),))),
+        inputs="images",
+        batch=1,
+        seed=1,
+        encoder=True,
+    ),
     # An exact method took the step of an approximate one, and was judged without the rounding of bfloat16.
     "an_exact_step_in_bfloat16_in_place_of_a_difference": Scenario(
         ops=(Op("residual", 4, 0, (Op("norm"),)),), inputs="images", batch=1, seed=3, encoder=True, dtype="autocast"

@@ -230,7 +230,7 @@ def gate(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
         lambda: x.mul(scalar),
         lambda: x * scalar.exp(),
         lambda: x + scalar * torch.tanh(x),
-        lambda: changeable(x).mul_(scalar),
+        lambda: changeable(net, path, x).mul_(scalar),
         lambda: x * scalar + scalar,
     ]
     return ways[op.option % len(ways)]()
@@ -245,7 +245,7 @@ def scale(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
     if op.option == 2:
         return x * F.softplus(like_features(vector, x))
     if op.option == 3:
-        x = changeable(x)
+        x = changeable(net, path, x)
         x += like_features(vector, x)
         return x
     return x * like_features(vector, x)

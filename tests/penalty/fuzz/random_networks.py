@@ -44,6 +44,7 @@ class Network(nn.Module):
         self.bare = nn.ParameterDict()
         self.matrices: list[tuple[nn.Module, str]] = []  # of layers, in the order in which they were made
         self.chosen: dict[str, int] = {}  # which of them `again` uses, fixed in the first run
+        self.copied: dict[str, bool] = {}  # where `changeable` copies, fixed in the first run with gradients
         self.ready, self.drops = False, True
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad(), torch.random.fork_rng():
@@ -53,6 +54,8 @@ class Network(nn.Module):
                 noise = torch.randn(tuple(parameter.shape), generator=generator, dtype=parameter.dtype)
                 centre = 0.5 if parameter.dim() < 2 else 0.0
                 parameter.copy_(centre + noise * (0.7 / fan_in**0.5 if parameter.dim() > 1 else 0.3))
+            with torch.enable_grad():
+                self(example)
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.reset_running_stats()
@@ -125,17 +128,17 @@ def like_features(parameter: Tensor, x: Tensor) -> Tensor:
     return parameter.reshape(-1, 1, 1) if x.dim() == 4 else parameter
 
 
-def changeable(x: Tensor) -> Tensor:
+def changeable(net: Network, path: str, x: Tensor) -> Tensor:
     """A tensor that may be written to: not a leaf, and not one that the operation before it keeps for its backward.
 
-    The answer is the same under `torch.vmap`, whose tensors hide the graph: a network has one function.
+    Decided when the network is made: `torch.vmap` hides the graph and methods put other operations in place of some,
+    and a network that looked at either would be another function.
     """
-    inside = x
-    while torch._C._functorch.is_batchedtensor(inside):
-        inside = torch._C._functorch.get_unwrapped(inside)
-    made_by = inside.grad_fn
-    fresh = made_by is None or type(made_by).__name__.split("Backward")[0] in _KEEP_THEIR_OUTPUT
-    return x * 1.0 if fresh else x
+    if path not in net.copied and torch.is_grad_enabled():
+        assert not net.ready, path
+        made_by = type(x.grad_fn).__name__.split("Backward")[0]
+        net.copied[path] = x.grad_fn is None or made_by in _KEEP_THEIR_OUTPUT
+    return x * 1.0 if net.copied.get(path, True) else x
 
 
 _KEEP_THEIR_OUTPUT = {

@@ -35,13 +35,13 @@ def curve(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
 
 @op
 def curve_in_place(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
-    return _CURVES_IN_PLACE[op.option % len(_CURVES_IN_PLACE)](changeable(x))
+    return _CURVES_IN_PLACE[op.option % len(_CURVES_IN_PLACE)](changeable(net, path, x))
 
 
 @op
 def write(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
     """Writing into the activations."""
-    x = changeable(x)
+    x = changeable(net, path, x)
     if op.option == 0:
         x += 0.1
     elif op.option == 1:
@@ -62,7 +62,7 @@ def dropout(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
     if not net.drops:
         return x
     if op.option == 1:
-        return F.dropout(changeable(x), 0.3, training=True, inplace=True)
+        return F.dropout(changeable(net, path, x), 0.3, training=True, inplace=True)
     return F.dropout(x, 0.3, training=True)
 
 
@@ -178,7 +178,7 @@ def residual(net: Network, path: str, x: Tensor, op: Op) -> Tensor:
     if inner.shape != x.shape:
         return inner
     if op.option == 1:
-        inner = changeable(inner)
+        inner = changeable(net, path, inner)
         inner += x
         return inner
     return x + inner

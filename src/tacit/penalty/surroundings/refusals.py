@@ -63,6 +63,9 @@ _MESSAGES = [
     _Message(r"backward through the graph a second time",
              "the loss's graph was used up before the penalty could use it; expected a closure that runs the forward "
              "pass itself and does not call backward.", "Return the loss and leave backward to the penalty."),
+    _Message(r"escaped from inside a function being vmapped",
+             "the model keeps a tensor of one forward pass outside of its buffers and reads it in a later one, which "
+             "micro-batches in one pass allow for buffers only.", "Use self.register_buffer for it."),
 ]  # fmt: skip
 
 
