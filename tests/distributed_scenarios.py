@@ -147,6 +147,21 @@ def relative(rank: int, world: int) -> Result:
     return {"found": torch.tensor(found, dtype=torch.float64)}
 
 
+@scenario("relative sampled")
+def relative_sampled(rank: int, world: int) -> Result:
+    """Every worker's strength and weights, where each draws rows of its own."""
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, Relative(0.4), micro_batch_size=2, sampled=1)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    found = []
+    for step in range(6):
+        optimizer.zero_grad()
+        penalty.backward(lambda x, y: F.cross_entropy(ddp(x), y), *shard(rank, world, step=step))
+        optimizer.step()
+        found.append(penalty.last.strength)
+    return {"found": torch.tensor(found, dtype=torch.float64), **dict(ddp.module.state_dict())}
+
+
 scenario("trained", (2, 4))(trained)
 scenario("trained static_graph")(lambda rank, world: trained(rank, world, static_graph=True))
 scenario("trained find_unused_parameters")(lambda rank, world: trained(rank, world, find_unused_parameters=True))

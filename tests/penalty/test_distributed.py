@@ -162,6 +162,12 @@ def test_workers_have_one_relative_strength_from_the_mean_of_their_squared_norms
             means += 0.5 / weight * (norms - means)
 
 
+def test_workers_that_draw_their_own_rows_have_one_relative_strength(results: Results) -> None:
+    first, second = results.tensors("relative sampled")
+    assert len(first["found"].unique()) == 6
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_step_reduces_once(results: Results, method: str) -> None:
     steps = 3

@@ -159,13 +159,13 @@ def test_calls_that_are_not_drawn_have_no_penalty_and_measure_nothing(options: d
         before = penalty.state_dict()
         penalty.backward(loss_of(penalty.model), *batch(call), weight=0.25, part=(call % 4, 4))
         found.append(penalty.last.strength)
-        if penalty.last.gradient_squared_norm is None:
-            assert penalty.last.strength == 0.0
+        assert (penalty.last.gradient_squared_norm is None) == (found[-1] == 0)
+        if found[-1] == 0:
             assert {**penalty.state_dict(), "steps": 0} == {**before, "steps": 0}
     assert [sum(strength > 0 for strength in found[k : k + 4]) for k in range(0, 16, 4)] == [1] * 4
 
 
-def test_sampled_steps_in_scaled_half_precision_measure_unscaled_norms() -> None:
+def test_sampled_steps_that_a_scaler_scales_measure_unscaled_norms() -> None:
     found = []
     for scale in (1.0, 2.0**10):
         penalty = tacit.GradientPenalty(mlp(), relative(0.4), micro_batch_size=4, sampled=1)
@@ -173,7 +173,7 @@ def test_sampled_steps_in_scaled_half_precision_measure_unscaled_norms() -> None
         for step in range(6):
             penalty.backward(loss_of(penalty.model), *batch(step), scaler=scaler, weight=0.5)
             penalty.model.zero_grad()
-        found.append(penalty.last.strength)
+        found.append(penalty.state_dict()["relative"])
     assert found[0] == pytest.approx(found[1], rel=1e-10)
 
 
