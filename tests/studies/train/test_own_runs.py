@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tacit._errors import InputError
@@ -230,4 +230,3 @@ def test_the_built_in_model_with_momentum_trains_too() -> None:
     training = Training(Fleet((run,)), load("mnist1d"))
     training.advance()
     assert np.isfinite(training.rows()[0]["full_loss"])
-    assert isinstance(training.program.model, nn.Module)  # type: ignore[attr-defined]

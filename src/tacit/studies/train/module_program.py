@@ -75,6 +75,11 @@ def _build_own(run: RunSpec) -> nn.Module:
     return model
 
 
+def has_derivatives(run: RunSpec) -> bool:
+    """Whether `residual_derivatives` is the gradient of such a Wide-ResNet: in float32, of labels as they are."""
+    return run.precision == "float32" and not run.label_smoothing
+
+
 class _LostError(Exception):
     """The loss of a minibatch is not finite."""
 
@@ -103,7 +108,7 @@ class Single:
         self.penalty = GradientPenalty(self.model, run.strength, method=method)
         self.derivatives: Derivatives | None = None
         # Not for a user's own subclass: its forward pass may be another.
-        if isinstance(self.model, WideResNet) and not self.own and run.precision == "float32":
+        if isinstance(self.model, WideResNet) and not self.own and has_derivatives(run):
             self.derivatives = Derivatives(self.model)
         self.optimizer = None if run.optimizer == "sgd" else make_optimizer(run, self.trainable)
         self.updates = 0
@@ -124,7 +129,7 @@ class Single:
         if self.run.strength:
             return self._penalized(inputs, labels)
         logits = self._logits(inputs)
-        loss = F.cross_entropy(logits, labels)
+        loss = self._loss(logits, labels)
         return logits, list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
 
     def _apply(self, gradients: list[Tensor], rate: float) -> None:
@@ -150,7 +155,7 @@ class Single:
     def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # this is no update: batch norm must not count it
         with self._draws():
-            loss = F.cross_entropy(self._logits(self._laid_out(inputs)), labels)
+            loss = self._loss(self._logits(self._laid_out(inputs)), labels)
             gradients = list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
         with torch.no_grad():
             for buffer, value in zip(self.model.buffers(), buffers, strict=True):
@@ -202,7 +207,7 @@ class Single:
         def loss() -> Tensor:
             logits = self._logits(inputs)
             seen.append(logits)
-            value = F.cross_entropy(logits, labels)
+            value = self._loss(logits, labels)
             if decay:
                 flat = torch.cat([parameter.reshape(-1) for parameter in self.parameters])  # one node for all tensors
                 value = value + decay / 2 * flat.dot(flat)
@@ -244,6 +249,9 @@ class Single:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.run.precision == "bfloat16"):
             logits: Tensor = self.model(inputs)
         return logits if self.run.precision == "float32" else logits.float()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
 
     def _laid_out(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=self.layout) if inputs.dim() == 4 else inputs
