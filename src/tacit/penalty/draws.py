@@ -1,13 +1,55 @@
-"""Rows drawn from a batch: a function of the seed, the worker and the call alone, so that only counters are stored."""
+"""Rows and micro-batches drawn from a batch: functions of seed, worker and call, so that only counters are stored.
+
+A step whose penalty is that of q of m micro-batches, weighted by 1/q, has the mean of all m over its draws:
+
+    g = ∇Ĉ_B + (λ/2) (1/q) Σ over the q drawn of Hₖ gₖ
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit._random import generator
+from tacit.penalty.pieces import Cut, Piece, count_rows, row_tensors, with_tensors
 
 
 def drawn_rows(rows: int, count: int, *, seed: int, worker: int = 0, call: int) -> Tensor:
     """`count` of the numbers 0 … rows − 1 without repetition, in random order: the start of a permutation."""
     return torch.randperm(rows, generator=generator(seed, "draw", worker, call))[:count]
+
+
+def rows_of(batch: tuple[Any, ...], numbers: Tensor) -> tuple[Any, ...]:
+    """The batch of these rows; their numbers go to each device once, and nothing waits for it."""
+    tensors, copies = row_tensors(batch), {numbers.device: numbers}
+    if any(tensor.device.type == "cuda" for tensor in tensors):
+        numbers = numbers.pin_memory()
+    for tensor in tensors:
+        if tensor.device not in copies:
+            copies[tensor.device] = numbers.to(tensor.device, non_blocking=True)
+    made: tuple[Any, ...] = with_tensors(batch, [tensor.index_select(0, copies[tensor.device]) for tensor in tensors])
+    return made
+
+
+def drawn_pieces(cut: Cut, count: int, *, seed: int, worker: int, call: int) -> Cut:
+    """`count` of the micro-batches of a random permutation of the rows, each with its share of the penalty.
+
+    Rows that the permutation leaves over are not drawn. A batch of one micro-batch, or of fewer rows, is that one.
+    """
+    assert cut.size is not None
+    rows, size = count_rows(cut.whole.batch), cut.size
+    parts = rows // size
+    if rows <= size:
+        return Cut(cut.whole, [cut.whole], size=size)
+    count = min(count, parts)
+    drawn = rows_of(cut.whole.batch, drawn_rows(rows, count * size, seed=seed, worker=worker, call=call))
+    split = zip(*[tensor.split(size) for tensor in row_tensors(drawn)], strict=True)
+    chosen = [Piece(with_tensors(drawn, part), 1 / count) for part in split]
+    return Cut(cut.whole, chosen, drawn=True, size=size, parts=parts)
+
+
+def part_is_drawn(number: int, parts: int, count: int, *, seed: int, worker: int, step: int) -> bool:
+    """Whether micro-batch `number` of the `parts` that one step accumulates is among the `count` drawn ones."""
+    return number in drawn_rows(parts, count, seed=seed, worker=worker, call=step).tolist()

@@ -20,16 +20,16 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.layers.kinds import LinearUse
+from tacit.penalty.draws import drawn_pieces
 from tacit.penalty.methods import gram
-from tacit.penalty.methods.micro_batches import split
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.pieces import Piece
+from tacit.penalty.pieces import Cut
 from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.sgd_update import Gradient, sgd_update
 from tacit.penalty.step import StepRunner
 from tacit.penalty.surroundings.refusals import translated_errors
-from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp
+from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp, worker_number
 
 CHECK_EVERY = 100  # steps between looks at what other steps take for granted, as in `GradientPenalty`
 
@@ -46,9 +46,9 @@ class FactoredSGD(torch.optim.Optimizer):
     `params` are groups of the model's parameters, as for `torch.optim.SGD`; without them there is one group of all. The
     norm always runs over all trainable parameters of the model, and `strength` is the same in all groups.
 
-    `micro_batch_size` and `attention` are those of `GradientPenalty`. As in `torch.optim.SGD`, weight decay acts on the
-    update and is no part of the penalised norm. Whatever works on `.grad` (clipping, gradient scaling, hooks,
-    DistributedDataParallel) has nothing to work on here.
+    `micro_batch_size`, `sampled` (with its `seed`) and `attention` are those of `GradientPenalty`. As in
+    `torch.optim.SGD`, weight decay acts on the update and is no part of the penalised norm. Whatever works on `.grad`
+    (clipping, gradient scaling, hooks, DistributedDataParallel) has nothing to work on here.
 
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> optimizer = FactoredSGD(model, lr=0.1, strength=2**-6)
@@ -68,6 +68,8 @@ class FactoredSGD(torch.optim.Optimizer):
         nesterov: bool = False,
         params: Iterable[Any] | None = None,
         micro_batch_size: int | None = None,
+        sampled: int | None = None,
+        seed: int = 0,
         attention: str = "math",
     ) -> None:
         _check_number("strength", strength)
@@ -77,7 +79,11 @@ class FactoredSGD(torch.optim.Optimizer):
         self.last: PenaltyRecord | None = None
         if micro_batch_size is not None:
             whole_number("micro_batch_size", micro_batch_size, at_least=1)
-        self.micro_batch_size = micro_batch_size
+        if sampled is not None:
+            whole_number("sampled", sampled, at_least=1)
+            if micro_batch_size is None:
+                raise InputError(f"sampled={sampled} without micro_batch_size; expected both in FactoredSGD.")
+        self.micro_batch_size, self.sampled, self.seed = micro_batch_size, sampled, seed
         self._runner = StepRunner(
             model, attention=attention, check_every=CHECK_EVERY,
             scaler_remedy="FactoredSGD takes no scaler; for float16 use GradientPenalty.",
@@ -129,10 +135,12 @@ class FactoredSGD(torch.optim.Optimizer):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
-        pieces, whole = split(batch, self.micro_batch_size, "step"), Piece(batch)
-        outcomes, uses = self._differentiate(
-            self._leaving_backward_to_us(closure), whole, pieces if strength else [whole], strength
-        )
+        cut = Cut.of(batch, self.micro_batch_size, "step")
+        if not strength:
+            cut = Cut(cut.whole, [cut.whole])
+        elif self.sampled is not None:
+            cut = drawn_pieces(cut, self.sampled, seed=self.seed, worker=worker_number(), call=self._runner.steps)
+        outcomes, uses = self._differentiate(self._leaving_backward_to_us(closure), cut, strength)
         self._source.content = "of linear layers are never formed by FactoredSGD"
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
         for use in uses:
@@ -144,8 +152,16 @@ class FactoredSGD(torch.optim.Optimizer):
                     gradient = _gradient(factors.pop(parameter, []), parameter.grad)
                     if gradient is not None:
                         sgd_update(parameter, gradient, group, self.state[parameter])
-        self.last = record_of(outcomes, strength=strength, method="gram")
+        self.last = record_of(outcomes, strength=strength, method="gram", parts=cut.parts)
         return self.last.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of `torch.optim.SGD`, and the number of steps, from which draws follow."""
+        return {**super().state_dict(), "steps": self._runner.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._runner.steps = int(state_dict.get("steps", 0))
 
     def _strength_now(self) -> float:
         for group in self.param_groups:
@@ -175,13 +191,13 @@ class FactoredSGD(torch.optim.Optimizer):
         return checked
 
     def _differentiate(
-        self, closure: Callable[..., Tensor], whole: Piece, pieces: list[Piece], strength: float
+        self, closure: Callable[..., Tensor], cut: Cut, strength: float
     ) -> tuple[list[Outcome], list[LinearUse]]:
         """Factors of linear layers on the returned uses, `.grad` of everything else."""
         objective = Objective(self.model, self.named, (), strength=strength)
         with translated_errors(), without_ddp():
             return self._runner.run(
-                objective, closure, whole, pieces, lambda each: gram.run(each, keep_factors=each.deliver is None),
+                objective, closure, cut, lambda each: gram.run(each, keep_factors=each.deliver is None),
                 in_one_pass=True, keep_factors=True,
             )  # fmt: skip
 

@@ -182,4 +182,5 @@ class Outcome:
     part: PenaltyPart | None = None  # ⟨g, H g⟩ and ‖(λ/2) H g‖², where the method has them
     method: str | None = None  # where it is not the one that was chosen
     checked: bool = False  # whether `gram` compared its norm with a plain one, where it was asked to
-    share: float = 1.0  # of the step's rows, where a step has several outcomes
+    share: float = 1.0  # of the step's penalty, where a step has several outcomes
+    price: float | None = None  # of the step's passes in plain ones, timed, where the plain pass is one of its own

@@ -29,8 +29,46 @@ class Piece:
     share: float = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A batch, and the pieces of it that a step penalises: all of them, or some that were drawn.
+
+    Where they were drawn, the loss's own gradient is that of the whole batch, and `parts` are as many as the batch has.
+    """
+
+    whole: Piece
+    pieces: list[Piece]
+    drawn: bool = False
+    size: int | None = None
+    parts: int = 1
+
+    @staticmethod
+    def of(batch: tuple[Any, ...], size: int | None, caller: str) -> Cut:
+        """In micro-batches of `size` rows, the last one of those that remain; whole where there is no size."""
+        if size is not None and not batch:
+            raise InputError(
+                f"micro_batch_size={size} but got no batch; "
+                f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
+            )
+        whole = Piece(batch)
+        return Cut(whole, [whole] if size is None else pieces(batch, size), size=size)
+
+    def all_pieces(self) -> list[Piece]:
+        """Those of the whole batch, in the order of its rows."""
+        return pieces(self.whole.batch, self.size) if self.drawn and self.size is not None else self.pieces
+
+
 def pieces(batch: tuple[Any, ...], size: int) -> list[Piece]:
     """The batch in pieces of `size` rows; where that does not divide it, the last piece has the rows that remain."""
+    length = count_rows(batch)
+    if length <= size:
+        return [Piece(batch)]
+    parts = zip(*[tensor.split(size) for tensor in row_tensors(batch)], strict=True)
+    return [Piece(with_tensors(batch, part), len(part[0]) / length) for part in parts]
+
+
+def count_rows(batch: tuple[Any, ...]) -> int:
+    """Of the whole batch: all its tensors have one length."""
     lengths = {len(tensor) for tensor in row_tensors(batch)}
     if len(lengths) != 1:
         found = f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
@@ -41,10 +79,7 @@ def pieces(batch: tuple[Any, ...], size: int) -> list[Piece]:
     length = lengths.pop()
     if length == 0:
         raise InputError("the batch is empty; expected at least one example.")
-    if length <= size:
-        return [Piece(batch)]
-    parts = zip(*[tensor.split(size) for tensor in row_tensors(batch)], strict=True)
-    return [Piece(with_tensors(batch, part), len(part[0]) / length) for part in parts]
+    return length
 
 
 def row_tensors(batch: Any) -> list[Tensor]:

@@ -24,8 +24,12 @@ class PenaltyRecord:
       of weight 0 or without a penalty, with two views, `norm_of="global_batch"` or sparse gradients.
     - `penalty_gradient_norm` is ‖(λ/2) ∇²Ĉ ∇Ĉ‖, None there and where `gram` does not form a weight's gradient: with
       micro-batches in one pass, and in the Gram form with several uses or many rows.
+    - `price` is how many plain passes the step took, timed: for sampled penalties on the CPU, whose plain pass is one
+      of its own.
+    - `sampling_error` is the standard error of `penalty` as an estimate of the mean over all micro-batches of the
+      batch, by the scatter of those drawn. None where one was drawn, or several went in one pass.
 
-    With micro-batches all numbers but the last are means over them; that one is the root of the mean square. So
+    With micro-batches these numbers are means over them, `penalty_gradient_norm` the root of the mean square. So
     `batch_sharpness` is Σₖ⟨gₖ, Hₖ gₖ⟩ / Σₖ‖gₖ‖², which weights each micro-batch with its ‖gₖ‖².
     """
 
@@ -36,6 +40,8 @@ class PenaltyRecord:
     error: float | None = None
     curvature: Tensor | None = None
     penalty_gradient_norm: Tensor | None = None
+    price: float | None = None
+    standard_error: Tensor | None = None  # of `gradient_squared_norm`, from the micro-batches that were drawn
 
     @property
     def strength(self) -> float:
@@ -47,6 +53,10 @@ class PenaltyRecord:
         if self.gradient_squared_norm is None:
             return torch.zeros_like(self.loss)
         return self.applied / 4 * self.gradient_squared_norm
+
+    @property
+    def sampling_error(self) -> Tensor | None:
+        return None if self.standard_error is None else self.applied / 4 * self.standard_error
 
     @property
     def batch_sharpness(self) -> Tensor | None:
@@ -70,14 +80,21 @@ class PenaltyRecord:
             "batch_sharpness": _number(self.batch_sharpness),
             "penalty_gradient_norm": _number(self.penalty_gradient_norm),
             "error": self.error,
+            "sampling_error": _number(self.sampling_error),
+            "price": self.price,
         }
         return {name: value for name, value in row.items() if value is not None}
 
 
 def record_of(
-    outcomes: Sequence[Outcome], *, strength: float | Tensor, method: str, error: float | None = None
+    outcomes: Sequence[Outcome],
+    *,
+    strength: float | Tensor,
+    method: str,
+    error: float | None = None,
+    parts: int = 1,
 ) -> PenaltyRecord:
-    """The record of one step from the outcomes of its micro-batches: means over rows."""
+    """The record of one step from the outcomes of its micro-batches, which were drawn of so many `parts`."""
     loss = mean_over_rows(outcomes, [outcome.loss for outcome in outcomes])
     if not isinstance(strength, Tensor) and strength == 0:
         return PenaltyRecord(loss, strength, method)
@@ -87,8 +104,16 @@ def record_of(
     length = _mean_where_known(outcomes, squares)
     return PenaltyRecord(
         loss, strength, method, norm, error, _mean_where_known(outcomes, curvatures),
-        None if length is None else length.sqrt(),
+        None if length is None else length.sqrt(), outcomes[0].price, _standard_error(outcomes, parts),
     )  # fmt: skip
+
+
+def _standard_error(outcomes: Sequence[Outcome], parts: int) -> Tensor | None:
+    """Of the mean of q numbers drawn of m without repetition: √(S²/q · (1 − q/m))."""
+    if parts == 1 or len(outcomes) == 1:
+        return None
+    drawn = torch.stack([outcome.gradient_squared_norm for outcome in outcomes])
+    return (drawn.var() / len(outcomes) * (1 - len(outcomes) / parts)).sqrt()
 
 
 def _mean_where_known(outcomes: Sequence[Outcome], values: Sequence[Tensor | None]) -> Tensor | None:

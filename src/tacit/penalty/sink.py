@@ -20,9 +20,14 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.layers.modes import modes_on
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 class GradientSum:
-    """The sum of the gradients that one step finds for each leaf, in the order in which leaves were first seen."""
+    """The sum of the gradients that one step finds for each leaf, in the order in which leaves were first seen.
+
+    Of parameters in half precision it is kept in float32: a penalty's part is a few per cent of the gradient.
+    """
 
     def __init__(self) -> None:
         self.by_leaf: dict[Tensor, Tensor] = {}
@@ -30,13 +35,16 @@ class GradientSum:
     def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             known = self.by_leaf.get(leaf)
-            self.by_leaf[leaf] = gradient if known is None else known + gradient
+            if known is not None:
+                gradient = known + (gradient.float() if gradient.dtype in _HALF else gradient)
+            self.by_leaf[leaf] = gradient
 
     def into_grad(self, loss: Tensor) -> None:
         """Adds the sum to `.grad`, as one backward pass would: hooks on a leaf see it once."""
         if self.by_leaf:
+            gradients = self.divided(1.0)
             with modes_on():
-                torch.autograd.backward(list(self.by_leaf), list(self.by_leaf.values()))
+                torch.autograd.backward(list(gradients), list(gradients.values()))
 
     def hand_over(self, loss: Tensor, scale: float | Tensor) -> Tensor:
         """The loss, detached, plus a zero whose gradients are the sum, divided by `scale`."""
@@ -48,9 +56,9 @@ class GradientSum:
     def divided(self, scale: float | Tensor) -> dict[Tensor, Tensor]:
         """The gradients, which are then no longer kept here."""
         gradients, self.by_leaf = self.by_leaf, {}
-        if isinstance(scale, float) and scale == 1:
-            return gradients
-        return {leaf: gradient / scale for leaf, gradient in gradients.items()}
+        if not (isinstance(scale, float) and scale == 1):
+            gradients = {leaf: gradient / scale for leaf, gradient in gradients.items()}
+        return {leaf: gradient.to(leaf.dtype) for leaf, gradient in gradients.items()}
 
 
 def zero_with_gradients(gradients: Mapping[Tensor, Tensor], like: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from tacit.layers.kinds import LinearUse
 from tacit.layers.second_derivatives import AttentionNotice, check_attention, twice_differentiable
 from tacit.penalty.methods.micro_batches import MicroBatches
 from tacit.penalty.objective import Closure, Objective, Outcome
-from tacit.penalty.pieces import Piece
+from tacit.penalty.pieces import Cut, Piece
 from tacit.penalty.surroundings.autocast import AmbientAutocast
 from tacit.penalty.surroundings.compiled import CompiledNotice
 from tacit.penalty.surroundings.loss_scaling import LossScaling
@@ -48,8 +48,7 @@ class StepRunner:
         self,
         objective: Objective,
         closure: Callable[..., Tensor],
-        whole: Piece,
-        pieces: Sequence[Piece],
+        cut: Cut,
         method: Callable[[Objective], Outcomes],
         *,
         second_view: Closure | None = None,
@@ -57,10 +56,10 @@ class StepRunner:
         in_one_pass: bool = False,
         keep_factors: bool = False,
     ) -> tuple[list[Outcome], list[LinearUse]]:
-        """The outcomes of all pieces, and the layers that kept their factors.
+        """The outcomes of all penalised pieces, and the layers that kept their factors.
 
-        `objective` has the weight of the whole batch, and no closures yet; `pieces` are those of `whole`. With
-        `in_one_pass` they go together where that is possible.
+        `objective` has the weight of the whole batch, and no closures yet. With `in_one_pass` pieces go together where
+        that is possible.
         """
         autocast = AmbientAutocast.now(next(iter(objective.parameters.values())).device)
         due = self.due
@@ -85,12 +84,11 @@ class StepRunner:
             return outcomes, uses
 
         with autocast.switched_off(), torch.enable_grad():
-            if len(pieces) > 1:
+            if len(cut.pieces) > 1 or cut.drawn:
                 outcomes, uses = self.micro_batches.run(
                     objective,
                     lambda *part: autocast.around(partial(closure, *part))(),
-                    pieces,
-                    whole=whole,
+                    cut,
                     loop=one_after_another,
                     step=self.steps,
                     check_every=self.check_every,
@@ -98,7 +96,7 @@ class StepRunner:
                     keep_factors=keep_factors,
                 )
             else:
-                outcomes, uses = one_after_another(objective, pieces)
+                outcomes, uses = one_after_another(objective, cut.pieces)
         self.steps += 1
         self.layers_checked = self.layers_checked or any(outcome.checked for outcome in outcomes)
         return outcomes, uses

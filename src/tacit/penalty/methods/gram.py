@@ -64,7 +64,7 @@ def run(objective: Objective, *, keep_factors: bool) -> tuple[Outcome, list[Line
             norm = squared_norm(view, parameters) / objective.scale**2
             with before.keep_from_here():
                 if objective.check_layers:
-                    with buffers_kept(objective.model):  # it runs checkpointed blocks once more
+                    with buffers_kept(objective.modules):  # it runs checkpointed blocks once more
                         checked = check_against_double_backward(
                             view.loss, view.uses, parameters, norm=norm, scale=objective.scale
                         )

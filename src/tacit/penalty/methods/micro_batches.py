@@ -12,23 +12,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
 from tacit._tree import real
 from tacit.layers.kinds import LinearUse
 from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
 from tacit.penalty.methods.one_pass import OnePass
 from tacit.penalty.methods.row_mean import RowMean
 from tacit.penalty.objective import Objective, Outcome
-from tacit.penalty.pieces import Piece, pieces, row_tensors, with_tensors
+from tacit.penalty.pieces import Cut, Piece, row_tensors, with_tensors
 from tacit.penalty.sink import GradientSum
+from tacit.penalty.surroundings.buffers import buffers_kept
 from tacit.penalty.surroundings.state import RandomState
 
 _log = logging.getLogger("tacit")
@@ -37,18 +37,6 @@ Loop = Callable[[Objective, Sequence[Piece]], Result]
 
 # Largest difference between the two, relative to the gradient's length: roundings of the coarsest numbers in use.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-
-
-def split(batch: tuple[Any, ...], size: int | None, caller: str) -> list[Piece]:
-    """The batch in micro-batches of `size` rows, the last one of those that remain; whole where there is no size."""
-    if size is None:
-        return [Piece(batch)]
-    if not batch:
-        raise InputError(
-            f"micro_batch_size={size} but got no batch; "
-            f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
-        )
-    return pieces(batch, size)
 
 
 class MicroBatches:
@@ -64,9 +52,8 @@ class MicroBatches:
         self,
         objective: Objective,
         closure: Callable[..., Tensor],
-        pieces: Sequence[Piece],
+        cut: Cut,
         *,
-        whole: Piece,
         loop: Loop,
         step: int,
         check_every: int,
@@ -75,26 +62,44 @@ class MicroBatches:
     ) -> Result:
         """Outcomes of the step. `objective` has the weight of the whole batch and no closures; `loop` takes K passes.
 
-        `one_pass` is what one pass is run in; None where the method has none. Where the loss is no mean over rows its
-        own gradient is that of the whole batch, and its buffers and random numbers are those of that pass.
+        `one_pass` is what one pass is run in; None where the method has none. Where pieces were drawn, or the loss is
+        no mean over rows, its own gradient is that of the whole batch, and its buffers are those of that pass.
         """
         if self.row_mean.due(step, check_every):
-            self.row_mean.check(objective, closure, whole, pieces, step=step)
+            self.row_mean.check(objective, closure, cut, step=step)
         compare = bool(check_every) and step % check_every == 0
 
         def run(objective: Objective) -> Result:
-            if one_pass is None:
-                return loop(objective, pieces)
+            if one_pass is None or len(cut.pieces) == 1:
+                return loop(objective, cut.pieces)
             with one_pass():
-                return self._run(objective, closure, pieces, loop, compare, keep_factors)
+                return self._run(objective, closure, cut.pieces, loop, compare, keep_factors)
 
-        if self.row_mean.holds:
+        if not cut.drawn and self.row_mean.holds:
             return run(objective)
+        begin = time.perf_counter()
+        with self._without_trace(objective, cut):
+            outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
+        middle = time.perf_counter()
+        (plain,), more = loop(dataclasses.replace(objective, strength=0.0), [cut.whole])
+        end = time.perf_counter()
+        price = (end - begin) / (end - middle) if plain.loss.device.type == "cpu" else None
+        return [dataclasses.replace(outcome, loss=plain.loss, price=price) for outcome in outcomes], uses + more
+
+    @contextmanager
+    def _without_trace(self, objective: Objective, cut: Cut) -> Iterator[None]:
+        """Around passes beside the plain one of the whole batch, which comes after them.
+
+        Drawn pieces write no buffer, and random numbers go on; all pieces leave the plain pass the numbers that it has
+        without them.
+        """
+        if cut.drawn:
+            with buffers_kept(objective.modules):
+                yield
+            return
         start = RandomState.now(objective.model, objective.generators)
-        outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
+        yield
         start.restore()
-        (plain,), more = loop(dataclasses.replace(objective, strength=0.0), [whole])
-        return [dataclasses.replace(outcome, loss=plain.loss) for outcome in outcomes], uses + more
 
     def _run(
         self,

@@ -26,7 +26,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._precision import CoarsestUnit
 from tacit.penalty.objective import Objective
-from tacit.penalty.pieces import Piece, row_tensors
+from tacit.penalty.pieces import Cut, Piece, row_tensors
 from tacit.penalty.surroundings.compiled import uncompiled
 from tacit.penalty.surroundings.state import RandomState, without_hooks
 from tacit.penalty.workers.shards import is_sharded
@@ -65,9 +65,7 @@ class RowMean:
             return False
         return self.checked_at is None or (every > 0 and step - self.checked_at >= every)
 
-    def check(
-        self, objective: Objective, closure: Callable[..., Tensor], whole: Piece, pieces: Sequence[Piece], *, step: int
-    ) -> None:
+    def check(self, objective: Objective, closure: Callable[..., Tensor], cut: Cut, *, step: int) -> None:
         """Sets `holds`, and says what the loss looks like where it is no mean over rows.
 
         Raises where the closure ignores its arguments: the penalty would be that of what it uses instead.
@@ -80,7 +78,7 @@ class RowMean:
             return
         start = RandomState.now(objective.model, objective.generators)
         drew = ignored = False
-        parts = _Parts()
+        pieces, parts = cut.all_pieces(), _Parts()
         try:
             with (
                 _evaluation_mode(objective.model),
@@ -88,7 +86,7 @@ class RowMean:
                 CoarsestUnit() as coarsest,
                 _OtherGenerators() as others,
             ):
-                together = _gradients(objective, closure, whole)
+                together = _gradients(objective, closure, cut.whole)
                 for number, piece in enumerate(pieces):
                     drew |= start.torch_has_drawn() or start.python_has_drawn() or bool(others.states)
                     start.of_written_buffers().restore()  # every piece has the same random numbers and buffers
@@ -110,9 +108,9 @@ class RowMean:
         if drew:
             self._not_checked(step, "the closure draws random numbers in evaluation mode")
             return
-        self._compare(together, parts, coarsest.unit, step)
+        self._compare(together, parts, coarsest.unit, step, drawn=cut.drawn)
 
-    def _compare(self, whole: Gradients, parts: _Parts, unit: float, step: int) -> None:
+    def _compare(self, whole: Gradients, parts: _Parts, unit: float, step: int, *, drawn: bool) -> None:
         mean = parts.sum(weighted=True)
         # Other leaves than parameters may be made anew in every pass.
         leaves = [
@@ -143,9 +141,10 @@ class RowMean:
                 "class weights or by the number of labels that count (ignore_index). Losses that compare rows "
                 "(contrastive ones, batch norm without running statistics) differ rightly."
             )
+        plain = "The" if drawn else "From now on, for one plain pass more, the"
         _log.warning(
-            "the gradient of a batch's loss %s From now on the loss's own gradient is that of the whole batch, for one "
-            "plain pass more; the penalty is that of the micro-batches' own losses.", looks,
+            "the gradient of a batch's loss %s %s loss's own gradient is that of the whole batch; the penalty is that "
+            "of the micro-batches' own losses.", looks, plain,
         )  # fmt: skip
 
     def _not_checked(self, step: int, reason: str) -> None:

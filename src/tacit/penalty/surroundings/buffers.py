@@ -44,9 +44,10 @@ class BufferVersions:
         return _kept(changed) if changed else nullcontext()
 
 
-def buffers_kept(model: nn.Module) -> AbstractContextManager[None]:
+def buffers_kept(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Around a pass that a plain step does not have: all buffers leave as they entered."""
-    return _kept(list(_buffers(list(model.modules()))))
+    places = list(_buffers(modules))
+    return _kept(places) if places else nullcontext()
 
 
 @contextmanager
@@ -58,10 +59,12 @@ def _kept(places: list[tuple[Place, Tensor]]) -> Iterator[None]:
         with torch.no_grad():
             for module, name, buffer, copy in copies:
                 module._buffers[name] = buffer
-                if not torch.equal(buffer, copy):
-                    # A graph that is still needed may have saved it: as after batch norm, it counts no version.
-                    with torch.autograd._unsafe_preserve_version_counter(buffer):
-                        buffer.copy_(copy)
+                if buffer.is_inference() or torch._debug_has_internal_overlap(buffer) == 1:
+                    continue  # torch refuses to write those in place, so nobody has
+                # A graph that is still needed may have saved it: as after batch norm, it counts no version. Whether the
+                # values differ is not asked, since that waits for the device.
+                with torch.autograd._unsafe_preserve_version_counter(buffer):
+                    buffer.copy_(copy)
 
 
 def _buffers(modules: Sequence[nn.Module]) -> Iterator[tuple[Place, Tensor]]:

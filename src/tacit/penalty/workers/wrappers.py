@@ -45,6 +45,11 @@ def in_a_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def worker_number() -> int:
+    """This worker's rank; 0 without a process group."""
+    return dist.get_rank() if in_a_group() else 0
+
+
 def _composed(module: nn.Module) -> Iterable[str]:
     """Names of the functions of torch.distributed that were applied to this module."""
     try:
