@@ -52,6 +52,30 @@ def micro_batches_within(rank: int, world: int) -> Result:
     return gradients(ddp)
 
 
+SAMPLED_STEPS = 2
+
+
+@scenario("sampled")
+def sampled(rank: int, world: int) -> Result:
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH, micro_batch_size=2, sampled=2, seed=9)
+    found = {}
+    for step in range(SAMPLED_STEPS):
+        ddp.zero_grad()
+        penalty.backward(lambda x, y: F.cross_entropy(ddp(x), y), *shard(rank, world))
+        found |= {f"{step} {name}": value for name, value in gradients(ddp).items()}
+    return found
+
+
+@scenario("added")
+def added(rank: int, world: int) -> Result:
+    """The plain gradient by DDP itself, then the penalty's part of a few rows."""
+    ddp, (inputs, targets) = DDP(wide()), shard(rank, world)
+    F.cross_entropy(ddp(inputs), targets).backward()
+    GradientPenalty(ddp, STRENGTH).add(lambda x, y: F.cross_entropy(ddp(x), y), inputs[:3], targets[:3])
+    return gradients(ddp)
+
+
 def accumulated(rank: int, world: int, **options: Any) -> Result:
     """Two calls per update on halves of the worker's part, twice: the second update starts from a first reduction."""
     ddp = DDP(wide(), **{key: options.pop(key) for key in list(options) if key in DDP_OPTIONS})

@@ -22,15 +22,20 @@ def drawn_rows(rows: int, count: int, *, seed: int, worker: int = 0, call: int) 
 
 
 def rows_of(batch: tuple[Any, ...], numbers: Tensor) -> tuple[Any, ...]:
-    """The batch of these rows; their numbers go to each device once, and nothing waits for it."""
-    tensors, copies = row_tensors(batch), {numbers.device: numbers}
+    """The batch of these rows; nothing waits for the device."""
+    tensors = row_tensors(batch)
     if any(tensor.device.type == "cuda" for tensor in tensors):
         numbers = numbers.pin_memory()
-    for tensor in tensors:
-        if tensor.device not in copies:
-            copies[tensor.device] = numbers.to(tensor.device, non_blocking=True)
-    made: tuple[Any, ...] = with_tensors(batch, [tensor.index_select(0, copies[tensor.device]) for tensor in tensors])
+    there = {device: numbers.to(device, non_blocking=True) for device in {tensor.device for tensor in tensors}}
+    made: tuple[Any, ...] = with_tensors(batch, [_select(tensor, there[tensor.device]) for tensor in tensors])
     return made
+
+
+def _select(tensor: Tensor, numbers: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor.index_select(0, numbers)
+    rows = tensor.unbind()  # a graph that keeps no tensors, so that several passes may go through it
+    return torch.stack([rows[number] for number in numbers.tolist()])
 
 
 def drawn_pieces(cut: Cut, count: int, *, seed: int, worker: int, call: int) -> Cut:
@@ -44,9 +49,8 @@ def drawn_pieces(cut: Cut, count: int, *, seed: int, worker: int, call: int) -> 
     if rows <= size:
         return Cut(cut.whole, [cut.whole], size=size)
     count = min(count, parts)
-    drawn = rows_of(cut.whole.batch, drawn_rows(rows, count * size, seed=seed, worker=worker, call=call))
-    split = zip(*[tensor.split(size) for tensor in row_tensors(drawn)], strict=True)
-    chosen = [Piece(with_tensors(drawn, part), 1 / count) for part in split]
+    numbers = drawn_rows(rows, count * size, seed=seed, worker=worker, call=call)
+    chosen = [Piece(rows_of(cut.whole.batch, each), 1 / count) for each in numbers.split(size)]
     return Cut(cut.whole, chosen, drawn=True, size=size, parts=parts)
 
 

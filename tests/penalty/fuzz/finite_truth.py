@@ -2,10 +2,11 @@
 
     ∇( ½(Ĉᵃ + Ĉᵇ) + (λ/4)⟨∇Ĉᵃ, ∇Ĉᵇ⟩ ) = ½(gᵃ + gᵇ) + (λ/4)(Hᵃ gᵇ + Hᵇ gᵃ),   H g = lim (g(ω + sg) − g(ω − sg)) / 2s
 
-over the leaves, where ω + sg moves the penalised parameters only; one view has a = b. Nothing of the package is used.
+over the leaves, where ω + sg moves the penalised parameters only; one view has a = b. Of the package only the numbers
+of drawn rows are used.
 
 Where the loss is no mean over rows, the plain part is the gradient of the whole batch's loss (`no_row_means`), and the
-penalty that of its micro-batches.
+penalty that of its micro-batches. So it is where these are drawn (`sampled`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 from random_scenarios import Scenario, Setup, set_up
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tacit.penalty.draws import drawn_rows
 
 Vector = dict[str, Tensor]
 
@@ -74,13 +77,13 @@ def truth(scenario: Scenario, *, careful: bool = False, every_call: bool = True)
     reached, sure, size = False, True, 0.0
     for call in range(scenario.calls):
         loss = squared = curvature = squared_part = 0.0
-        pieces = scenario.micro_batches
+        pieces = scenario.pieces
         if call in whole:
             loss, g = gradient(double, double.batches[call], starts[call, 0, 0])
             add(plain, g, 1 / scenario.calls)
         for piece in range(pieces):
             views = [double.batches, double.others][: 1 + scenario.two_views]
-            batches = [slice_of(view[call], piece, pieces) for view in views]
+            batches = [piece_of(scenario, view[call], call, piece) for view in views]
             states = [starts[call, piece, number] for number in range(len(views))]
             found = [gradient(double, b, s) for b, s in zip(batches, states, strict=True)]
             weight = 1 / (scenario.calls * pieces)
@@ -119,6 +122,8 @@ def no_row_means(scenario: Scenario, *, every_call: bool) -> tuple[frozenset[int
     """
     if scenario.micro_batches == 1:
         return frozenset(), True
+    if scenario.sampled is not None:
+        return frozenset(range(scenario.calls)), True
     unit, tolerance = {"float64": (2e-16, 1e-6), "float32": (1e-7, 2e-3), "autocast": (8e-3, 0.1)}[scenario.dtype]
     double = in_float64(set_up(scenario))
     double.model.eval()
@@ -158,11 +163,11 @@ def plain_steps(
     torch.manual_seed(scenario.seed)
     for call in range(scenario.calls):
         before = Start(torch.get_rng_state(), buffers_of(setup))
-        for piece in range(scenario.micro_batches):
+        for piece in range(scenario.pieces):
             losses = []
             for number, view in enumerate([setup.batches, setup.others][: 1 + scenario.two_views]):
                 starts[call, piece, number] = Start(torch.get_rng_state(), buffers_of(setup))
-                losses.append(setup.closure(*slice_of(view[call], piece, scenario.micro_batches)))
+                losses.append(setup.closure(*piece_of(scenario, view[call], call, piece)))
             (losses[0] if len(losses) == 1 else torch.stack(losses).mean()).backward()
         if call in whole:
             torch.set_rng_state(before.random_state)
@@ -202,6 +207,16 @@ def in_float64(setup: Setup) -> Setup:
     setup.batches = [double(batch) for batch in setup.batches]
     setup.others = [double(batch) for batch in setup.others]
     return setup
+
+
+def piece_of(scenario: Scenario, batch: tuple[Tensor, ...], call: int, piece: int) -> tuple[Tensor, ...]:
+    """The penalised micro-batch of that number."""
+    if scenario.sampled is None:
+        return slice_of(batch, piece, scenario.micro_batches)
+    rows, size = len(batch[0]), len(batch[0]) // scenario.micro_batches
+    numbers = drawn_rows(rows, scenario.sampled * size, seed=scenario.seed, call=call).tolist()
+    chosen = numbers[piece * size : (piece + 1) * size]
+    return tuple(torch.cat([tensor[row : row + 1] for row in chosen]) for tensor in batch)
 
 
 def slice_of(batch: tuple[Tensor, ...], piece: int, pieces: int) -> tuple[Tensor, ...]:
@@ -281,7 +296,7 @@ def double_backward(
     Raises what torch raises where it has no second derivative.
     """
     scenario, leaves, total = setup.scenario, setup.trainable(), zeros(setup)
-    weight = 1 / (scenario.calls * scenario.micro_batches)
+    weight = 1 / (scenario.calls * scenario.pieces)
     for call in whole:
         add(total, gradient(setup, setup.batches[call], starts[call, 0, 0])[1], 1 / scenario.calls)
     for (call, piece, number), start in starts.items():
@@ -294,7 +309,7 @@ def double_backward(
         put_buffers(setup, start.buffers)
         with sdpa_kernel(SDPBackend.MATH):
             for view in views:
-                losses.append(setup.closure(*slice_of(view[call], piece, scenario.micro_batches)))
+                losses.append(setup.closure(*piece_of(scenario, view[call], call, piece)))
                 found = torch.autograd.grad(losses[-1], chosen, create_graph=True, allow_unused=True)
                 gradients.append(found)
             pairs = [

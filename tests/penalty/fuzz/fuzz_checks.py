@@ -127,6 +127,8 @@ def run(setup: Setup, method: str) -> Result:
             method=by_loss if method == "loss" else method,
             exclude=setup.exclude,
             micro_batch_size=size,
+            sampled=scenario.sampled,
+            seed=scenario.seed,
             # With 0 the second call takes micro-batches in one pass without comparing it with a loop.
             check_every=int(checks_every_call(scenario, method)),
         )
@@ -179,6 +181,8 @@ def run_factored(setup: Setup) -> Result:
         momentum=momentum,
         nesterov=nesterov,
         micro_batch_size=size,
+        sampled=scenario.sampled,
+        seed=scenario.seed,
     )
     loss = optimizer.step(setup.closure, *setup.batches[0])
     after = dict(setup.model.named_parameters())

@@ -126,8 +126,15 @@ def like_features(parameter: Tensor, x: Tensor) -> Tensor:
 
 
 def changeable(x: Tensor) -> Tensor:
-    """A tensor that may be written to: not a leaf, and not one that the operation before it keeps for its backward."""
-    fresh = x.grad_fn is None or type(x.grad_fn).__name__.split("Backward")[0] in _KEEP_THEIR_OUTPUT
+    """A tensor that may be written to: not a leaf, and not one that the operation before it keeps for its backward.
+
+    The answer is the same under `torch.vmap`, whose tensors hide the graph: a network has one function.
+    """
+    inside = x
+    while torch._C._functorch.is_batchedtensor(inside):
+        inside = torch._C._functorch.get_unwrapped(inside)
+    made_by = inside.grad_fn
+    fresh = made_by is None or type(made_by).__name__.split("Backward")[0] in _KEEP_THEIR_OUTPUT
     return x * 1.0 if fresh else x
 
 

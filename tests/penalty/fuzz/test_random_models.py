@@ -30,7 +30,7 @@ DTYPES = ("float64",) * 6 + ("float32", "autocast")
 FEW = 0.1  # of cases may be refused otherwise, invalid in a plain step too, or too close to a kink for the oracle
 
 
-def search(method: str, *, cases: int, start: int) -> None:
+def search(method: str, *, cases: int, start: int, sampled: bool = False) -> None:
     ends: Counter[str] = Counter()
 
     @seed(start)
@@ -41,7 +41,7 @@ def search(method: str, *, cases: int, start: int) -> None:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenarios(dtypes=DTYPES, whole=method == "FactoredSGD"))
+    @given(scenarios(dtypes=DTYPES, whole=method == "FactoredSGD", sampled=sampled))
     def check(scenario: Scenario) -> None:
         verdict = judge(scenario, method)
         ends[verdict.kind] += 1
@@ -65,6 +65,21 @@ def test_no_gradient_of_a_random_model_is_wrong(method: str, number: int) -> Non
 @pytest.mark.parametrize(("method", "number"), CHUNKS)
 def test_no_gradient_of_many_random_models_is_wrong(method: str, number: int) -> None:
     search(method, cases=SLOW_CHUNK, start=1000 + number)
+
+
+SAMPLED = {"gram": 2, "auto": 1, "loss": 1, "FactoredSGD": 1, "double_backward": 1, "finite_difference": 1}
+SAMPLED_CHUNKS = [(method, number) for method, count in SAMPLED.items() for number in range(count)]
+
+
+@pytest.mark.parametrize(("method", "number"), SAMPLED_CHUNKS)
+def test_no_gradient_of_a_random_model_is_wrong_where_its_penalty_is_sampled(method: str, number: int) -> None:
+    search(method, cases=CHUNK, start=2000 + number, sampled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "number"), SAMPLED_CHUNKS)
+def test_no_gradient_of_many_random_models_is_wrong_where_its_penalty_is_sampled(method: str, number: int) -> None:
+    search(method, cases=SLOW_CHUNK, start=3000 + number, sampled=True)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,8 +13,8 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -63,7 +63,7 @@ class MicroBatches:
         """Outcomes of the step. `objective` has the weight of the whole batch and no closures; `loop` takes K passes.
 
         `one_pass` is what one pass is run in; None where the method has none. Where pieces were drawn, or the loss is
-        no mean over rows, its own gradient is that of the whole batch, and its buffers are those of that pass.
+        no mean over rows, its own gradient is that of the whole batch.
         """
         if self.row_mean.due(step, check_every):
             self.row_mean.check(objective, closure, cut, step=step)
@@ -77,29 +77,16 @@ class MicroBatches:
 
         if not cut.drawn and self.row_mean.holds:
             return run(objective)
-        begin = time.perf_counter()
-        with self._without_trace(objective, cut):
+        # The plain pass comes last, as a plain step has it: with its random numbers, and the only one to write buffers.
+        begin, start = time.perf_counter(), RandomState.now(objective.model, objective.generators, buffers=False)
+        with buffers_kept(objective.modules):
             outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
+        start.restore()
         middle = time.perf_counter()
         (plain,), more = loop(dataclasses.replace(objective, strength=0.0), [cut.whole])
         end = time.perf_counter()
         price = (end - begin) / (end - middle) if plain.loss.device.type == "cpu" else None
         return [dataclasses.replace(outcome, loss=plain.loss, price=price) for outcome in outcomes], uses + more
-
-    @contextmanager
-    def _without_trace(self, objective: Objective, cut: Cut) -> Iterator[None]:
-        """Around passes beside the plain one of the whole batch, which comes after them.
-
-        Drawn pieces write no buffer, and random numbers go on; all pieces leave the plain pass the numbers that it has
-        without them.
-        """
-        if cut.drawn:
-            with buffers_kept(objective.modules):
-                yield
-            return
-        start = RandomState.now(objective.model, objective.generators)
-        yield
-        start.restore()
 
     def _run(
         self,
