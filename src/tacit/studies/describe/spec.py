@@ -75,7 +75,7 @@ LATER: dict[str, Any] = {
     "sam_radius": 0.0,
     "sam_rows": None,
 }
-FLEETS_ALONE = ("micro_batch_size", "relative", "penalty_until", "sam_radius")  # keys that programs of one run lack
+FLEETS_ALONE = ("relative", "sam_radius")  # keys that programs of one run lack
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 
@@ -369,6 +369,11 @@ class RunSpec(BaseModel):
     @property
     def total_updates(self) -> int:
         return self.minibatches * self.inner_steps
+
+    @property
+    def penalized_updates(self) -> int:
+        """Updates from the first on that have the penalty: those of `tacit.schedules.early`."""
+        return max(1, round(self.penalty_until * self.total_updates))
 
     @property
     def bare_learning_rate(self) -> float:

@@ -17,8 +17,7 @@ from tacit.penalty.draws import drawn_rows
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers
-
-SMOOTHING = 0.02  # the weight of a new step in the two norms of a relative strength
+from tacit.studies.train.batched_relative import BatchedRelative, norms
 
 
 class BatchedGradients:
@@ -27,7 +26,7 @@ class BatchedGradients:
     def __init__(self, runs: Sequence[RunSpec], *, weight_decay: Tensor) -> None:
         first = runs[0]
         self.run, self.seeds = first, [run.seed for run in runs]
-        self.strength, self.relative, self.radius = (
+        self.strength, relative, self.radius = (
             weight_decay.new_tensor([getattr(run, name) for run in runs]).view(-1, 1, 1)
             for name in ("strength", "relative", "sam_radius")
         )
@@ -35,11 +34,10 @@ class BatchedGradients:
         # AdamW's decay is the optimizer's own.
         self.weight_decay = weight_decay if first.optimizer != "adamw" and bool(weight_decay.any()) else None
         self.decay_inside = self.weight_decay is not None and first.weight_decay_penalized
-        # Means of ‖∇Ĉ‖ and of ‖HG/2‖ so far, not corrected for their start at 0: it is the same factor in both.
-        self.means = [torch.zeros_like(weight_decay) for _ in range(2)]
+        self.relative = BatchedRelative(relative) if first.relative else None
 
     def tensors(self) -> list[Tensor]:
-        return self.means if self.run.relative else []
+        return [] if self.relative is None else self.relative.tensors()
 
     def __call__(self, layers: Layers, inputs: Tensor, targets: Tensor, *, updates: int) -> tuple[Tensor, list[Tensor]]:
         """The logits of the whole minibatch, and the gradients, after `updates` updates."""
@@ -51,7 +49,7 @@ class BatchedGradients:
         found, seen, D = batched_mlp.plain_gradient(layers, inputs, targets)
         if self.decay_inside:
             self._add_decay(found, layers)
-        if self.penalized and updates < self.run.penalty_until * self.run.total_updates:
+        if self.penalized and updates < self.run.penalized_updates:
             pieces = self.run.sampled or inputs.shape[1] // (self.run.micro_batch_size or inputs.shape[1])
             if self.run.sampled:
                 chosen = self._drawn(inputs, targets, self.run.sampled * (self.run.micro_batch_size or 0), updates)
@@ -60,7 +58,10 @@ class BatchedGradients:
                 drawn = seen
             decay = self.weight_decay if self.decay_inside else None
             part = batched_mlp.penalty_gradient(layers, drawn, D, pieces=pieces, weight_decay=decay)
-            strength = self._relative(found, part) if self.run.relative else self.strength
+            strength = self.strength
+            if self.relative is not None:
+                strength = self.relative.now()
+                self.relative.see(strength, found, part)
             for gradient, curved in zip(found, part, strict=True):
                 gradient.addcmul_(curved, strength)
         if not self.decay_inside:
@@ -77,7 +78,7 @@ class BatchedGradients:
         if self.run.sam_rows:
             inputs, targets = self._drawn(inputs, targets, self.run.sam_rows, updates)
         direction, _, _ = batched_mlp.plain_gradient(layers, inputs, targets)
-        norm = _norm(direction)
+        norm = norms(direction)
         scale = torch.where(norm > 0, self.radius / norm, 0.0)
         moved = [tensor + scale * part for tensor, part in zip(layers.tensors(), direction, strict=True)]
         return Layers(moved[: len(layers)], moved[len(layers) :], layers.links)
@@ -90,16 +91,3 @@ class BatchedGradients:
         return tuple(  # type: ignore[return-value]
             whole.flatten(0, 1).index_select(0, numbers).view(len(self.seeds), count, -1) for whole in (inputs, targets)
         )
-
-    def _relative(self, gradient: list[Tensor], part: list[Tensor]) -> Tensor:
-        """λ = r · mean‖∇Ĉ‖ / mean‖HG/2‖ of every run; 0 where the second is 0."""
-        norms = [_norm(gradient), _norm(part)]
-        finite = norms[0].isfinite() & norms[1].isfinite()
-        for mean, norm in zip(self.means, norms, strict=True):
-            mean.copy_(torch.where(finite, mean.lerp(norm, SMOOTHING), mean))
-        return torch.where(self.means[1] > 0, self.relative * self.means[0] / self.means[1], 0.0)
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    """‖·‖ over all parameters of each run, (runs, 1, 1)."""
-    return torch.stack([tensor.square().sum((1, 2)) for tensor in tensors]).sum(0).sqrt().view(-1, 1, 1)

@@ -38,6 +38,7 @@ from tacit.studies.train.residual_derivatives import Derivatives
 EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time are 1.2 to 1.6 times as fast as 250
 # The method is exact and fixed by the model, so that rounding never depends on the machine. The Gram form gains nothing
 # on convolutions of few channels (`benchmarks/results/wrn_update.json`).
+# One pass for all micro-batches is taken where it was timed to be faster, so they are looped over instead.
 # Of Wide-ResNets only those in bfloat16 need a method.
 CONVOLUTIONS = ("wide_resnet", "conv1d")
 
@@ -76,8 +77,8 @@ def _build_own(run: RunSpec) -> nn.Module:
 
 
 def has_derivatives(run: RunSpec) -> bool:
-    """Whether `residual_derivatives` is the gradient of such a Wide-ResNet: in float32, of labels as they are."""
-    return run.precision == "float32" and not run.label_smoothing
+    """Whether `residual_derivatives` is its gradient: in float32, of whole minibatches and labels without smoothing."""
+    return run.precision == "float32" and not (run.label_smoothing or run.micro_batch_size)
 
 
 class _LostError(Exception):
@@ -104,8 +105,12 @@ class Single:
         self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.parameters: list[Tensor] = list(self.trainable)
         self.evaluation_rows = 250 if self.own else min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
-        method = "double_backward" if run.model in CONVOLUTIONS else "gram"
-        self.penalty = GradientPenalty(self.model, run.strength, method=method)
+        loops = run.model in CONVOLUTIONS or run.micro_batch_size is not None
+        method = "double_backward" if loops else "gram"
+        self.penalty = GradientPenalty(
+            self.model, run.strength, method=method, micro_batch_size=run.micro_batch_size, sampled=run.sampled,
+            seed=run.seed,
+        )  # fmt: skip
         self.derivatives: Derivatives | None = None
         # Not for a user's own subclass: its forward pass may be another.
         if isinstance(self.model, WideResNet) and not self.own and has_derivatives(run):
@@ -118,22 +123,23 @@ class Single:
         inputs = self._laid_out(inputs)
         with self._draws():
             try:
+                decayed = self._decay_in_graph
                 logits, gradients = self._gradients(inputs, labels)
             except _LostError as lost:
                 return self._lose(lost.logits)
         self.updates += 1
-        self._apply(gradients, rate)
+        self._apply(gradients, rate, decayed=decayed)
         return logits.detach()[None]
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-        if self.run.strength:
+        if self._penalty_is_on:
             return self._penalized(inputs, labels)
         logits = self._logits(inputs)
         loss = self._loss(logits, labels)
         return logits, list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
 
-    def _apply(self, gradients: list[Tensor], rate: float) -> None:
-        decay = 0.0 if self._decay_in_graph or self.run.optimizer == "adamw" else self.run.weight_decay
+    def _apply(self, gradients: list[Tensor], rate: float, *, decayed: bool) -> None:
+        decay = 0.0 if decayed or self.run.optimizer == "adamw" else self.run.weight_decay
         with torch.no_grad():
             if self.optimizer is not None:
                 if decay:
@@ -178,6 +184,7 @@ class Single:
 
     def resumed_at(self, updates: int) -> None:
         self.updates = updates
+        self.penalty.steps = updates
 
     @contextlib.contextmanager
     def _draws(self) -> Iterator[None]:
@@ -195,8 +202,11 @@ class Single:
 
     @property
     def _decay_in_graph(self) -> bool:
-        penalized = self.run.strength > 0 and self.run.weight_decay_penalized
-        return penalized and self.run.optimizer != "adamw"
+        return self._penalty_is_on and self.run.weight_decay_penalized and self.run.optimizer != "adamw"
+
+    @property
+    def _penalty_is_on(self) -> bool:
+        return self.run.strength > 0 and self.updates < self.run.penalized_updates
 
     def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         decay = self.run.weight_decay if self._decay_in_graph else 0.0
@@ -204,9 +214,9 @@ class Single:
             return self._penalized_by_hand(self.derivatives, inputs, labels, decay=decay)
         seen: list[Tensor] = []
 
-        def loss() -> Tensor:
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = self._logits(inputs)
-            seen.append(logits)
+            seen.append(logits.detach())
             value = self._loss(logits, labels)
             if decay:
                 flat = torch.cat([parameter.reshape(-1) for parameter in self.parameters])  # one node for all tensors
@@ -216,9 +226,11 @@ class Single:
             return value
 
         self.model.zero_grad(set_to_none=True)
-        self.penalty.backward(loss)
+        self.penalty.backward(loss, inputs, labels)
         found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
-        return seen[0], found
+        whole = [logits for logits in seen if len(logits) == len(labels)]  # before its micro-batches, if at all
+        logits = whole[0] if whole else torch.cat(seen[-(len(labels) // len(seen[-1])) :])
+        return logits, found
 
     def _penalized_by_hand(
         self, derivatives: Derivatives, inputs: Tensor, labels: Tensor, *, decay: float
