@@ -92,6 +92,7 @@ def first_of(future: Any) -> Tensor:
 def work(rank: int, world: int, folder: Path) -> None:
     import distributed_faults  # noqa: F401  # they put themselves into SCENARIOS
     import distributed_loss  # noqa: F401
+    import distributed_sam  # noqa: F401
     import distributed_scenarios  # noqa: F401
     import distributed_shards  # noqa: F401
 

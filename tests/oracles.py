@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -52,3 +52,27 @@ def penalised_gradient(
 
 def flat_or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like).reshape(-1) if gradient is None else gradient.reshape(-1)
+
+
+def sharpness_aware_gradient(
+    model: nn.Module,
+    whole: Callable[[nn.Module], Tensor],
+    part: Callable[[nn.Module], Tensor] | None = None,
+    *,
+    radius: float,
+    skip: Iterable[str] = (),
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the whole batch at ω + ρ g/‖g‖ and its gradient there, g that of `part`; of a copy of the model."""
+    model = copy.deepcopy(model)
+    named = dict(model.named_parameters())
+    moving = [parameter for name, parameter in named.items() if name not in skip]
+    torch.manual_seed(0)
+    found = torch.autograd.grad((part or whole)(model), moving, materialize_grads=True)
+    length = torch.cat([gradient.flatten() for gradient in found]).norm()
+    with torch.no_grad():
+        for parameter, gradient in zip(moving, found, strict=True):
+            parameter += radius / length * gradient
+    torch.manual_seed(0)
+    loss = whole(model)
+    gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+    return loss.detach(), dict(zip(named, gradients, strict=True))

@@ -19,6 +19,7 @@ _HOMES = {
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
     "Recorder": "tacit.diagnostics",
+    "SharpnessAware": "tacit.penalty",
     "match": "tacit.advice",
     "measure": "tacit.diagnostics",
     "search_strength": "tacit.advice",
@@ -34,6 +35,7 @@ __all__ = [
     "NStepSGD",
     "Problem",
     "Recorder",
+    "SharpnessAware",
     "__version__",
     "advice",
     "batching",
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from tacit.batching import BatchSampler
     from tacit.diagnostics import Recorder, measure
     from tacit.nstep import NStepSGD
-    from tacit.penalty import FactoredSGD, GradientPenalty
+    from tacit.penalty import FactoredSGD, GradientPenalty, SharpnessAware
     from tacit.problem import Problem
 
 

@@ -48,6 +48,8 @@ class Case:
     second_strength: float | None = None  # a number, and another one from the checkpoint on
     logged: bool = False  # compares what is logged of the penalty, not weights
     pass_scaler: bool = True  # where the user passes it
+    micro_batch_size: int | None = None
+    sampled: int | None = None  # the penalty of so many micro-batches, or of so many accumulated batches
 
     @property
     def tolerance(self) -> float:
@@ -89,6 +91,17 @@ CASES = {
             every=2,
             method="double_backward",
             logged=True,
+        ),
+        Case("sampled", "1 of 2 rows sampled, accumulation 2, DDP", 2, world=2, micro_batch_size=1, sampled=1),
+        Case("sampled_calls", "2 of 4 accumulated batches sampled", 4, sampled=2),
+        Case(
+            "sampled_tokens",
+            "1 of 2 rows sampled, unequal lengths, accumulation 2",
+            accumulation=2,
+            unequal_lengths=True,
+            token_weights=True,
+            micro_batch_size=1,
+            sampled=1,
         ),
         Case("no_scaler", "float16, GradScaler, no `scaler=`", precision="fp16", pass_scaler=False),
         Case(
@@ -223,12 +236,12 @@ def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
     for step, parts in enumerate(zip(*[groups(case, rank=rank) for rank in range(case.world)], strict=True)):
         optimizer.zero_grad()
         tokens = sum(items(batch) for part in parts for batch in part)
-        for part in parts:
-            for batch in part:
+        for rank, part in enumerate(parts):
+            for place, batch in enumerate(part):
                 share = items(batch) / tokens if case.token_weights else 1 / (case.accumulation * case.world)
-                seen.append(
-                    (applied(case, step), _add_gradient(model, batch, case, factor * applied(case, step), share))
-                )
+                piece, times = sample(case, batch, rank=rank, step=step, place=place)
+                strength = factor * times * applied(case, step)
+                seen.append((applied(case, step), _add_gradient(model, batch, piece, case, strength, share)))
         if case.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
         optimizer.step()
@@ -239,6 +252,22 @@ def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
     return logged_numbers(penalty, share, len(penalised) / len(seen))
 
 
+def sample(
+    case: Case, batch: dict[str, Tensor], *, rank: int, step: int, place: int
+) -> tuple[dict[str, Tensor], float]:
+    """The rows whose penalty this batch has, and how often it counts."""
+    from tacit.penalty.draws import drawn_rows  # what is drawn, not what is made of it
+
+    if case.sampled is None:
+        return batch, 1.0
+    if case.micro_batch_size is None:
+        chosen = drawn_rows(case.accumulation, case.sampled, seed=0, worker=rank, call=step).tolist()
+        return batch, case.accumulation / case.sampled if place in chosen else 0.0
+    call = step * case.accumulation + place
+    rows = drawn_rows(BATCH, case.sampled * case.micro_batch_size, seed=0, worker=rank, call=call)
+    return {name: tensor[rows] for name, tensor in batch.items()}, 1.0
+
+
 def logged_numbers(penalty: Any, gradient_share: Any, penalised_share: Any) -> dict[str, Tensor]:
     """What is compared of a log: the penalty on the scale of the loss, and the two shares."""
     found = {"penalty": penalty, "gradient_share": gradient_share, "penalised_share": penalised_share}
@@ -246,12 +275,20 @@ def logged_numbers(penalty: Any, gradient_share: Any, penalised_share: Any) -> d
 
 
 def _add_gradient(
-    model: nn.Module, batch: dict[str, Tensor], case: Case, strength: float, share: float
+    model: nn.Module,
+    batch: dict[str, Tensor],
+    piece: dict[str, Tensor],
+    case: Case,
+    strength: float,
+    share: float,
 ) -> tuple[float, float]:
-    """Return: (λ/4)‖∇Ĉ‖², and ‖(λ/2) ∇²Ĉ·∇Ĉ‖ / ‖∇Ĉ‖."""
+    """That of the batch, with the penalty of the piece. Return: (λ/4)‖∇Ĉ‖², and ‖(λ/2) ∇²Ĉ·∇Ĉ‖ / ‖∇Ĉ‖."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     rule = by_forward_mode if case.precision == "64" else by_second_pass
-    gradients, plain = rule(model, trainable, batch, case, strength)
+    gradients, plain = rule(model, trainable, piece, case, strength)
+    if piece is not batch:
+        _, whole = rule(model, trainable, batch, case, 0.0)
+        gradients = {name: whole[name] + gradients[name] - plain[name] for name in whole}
     for name, tensor in trainable.items():
         part = share * gradients[name]
         tensor.grad = part if tensor.grad is None else tensor.grad + part

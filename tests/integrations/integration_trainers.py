@@ -62,7 +62,14 @@ def checkpointed(model: Any, case: Case) -> Any:
 
 
 def options(case: Case) -> dict[str, Any]:
-    return {"method": case.method, "every": case.every}
+    sampled = {"micro_batch_size": case.micro_batch_size, "sampled": case.sampled}
+    return {"method": case.method, "every": case.every, **{k: v for k, v in sampled.items() if v is not None}}
+
+
+def given(case: Case, batch: Any, place: int) -> tuple[list[Any], dict[str, Any]]:
+    """What a call of the penalty gets beside its closure: the batch where rows are drawn, and which call it is."""
+    whole_calls = case.sampled is not None and case.micro_batch_size is None
+    return [batch] if case.micro_batch_size else [], {"part": (place, case.accumulation)} if whole_calls else {}
 
 
 class Log:
@@ -120,7 +127,8 @@ def plain(case: Case, folder: Path) -> Weights:
                 last = place == len(parts) - 1
                 with nullcontext() if last or case.world == 1 else wrapped.no_sync():
                     passed = {"scaler": scaler} if case.pass_scaler else {}
-                    loss = share * penalty.loss(closure, step=step, **passed)
+                    rows, part = given(case, batch, place)
+                    loss = share * penalty.loss(closure, *rows, step=step, **passed, **part)
                     log.add(penalty)
                     (loss if scaler is None else scaler.scale(loss)).backward()
             if scaler is not None:
@@ -161,8 +169,8 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             super().__init__()
             self.model = model
             self.automatic_optimization = not manual
-            given = strength_for(case, first)
-            self.penalty = tacit.GradientPenalty(model, given, **options(case)) if manual else None
+            strength = strength_for(case, first)
+            self.penalty = tacit.GradientPenalty(model, strength, **options(case)) if manual else None
 
         def training_step(self, batch: Any, index: int) -> Any:
             if not manual:
@@ -174,7 +182,10 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             scaler = getattr(self.trainer.precision_plugin, "scaler", None)
             passed = {"scaler": scaler} if case.pass_scaler else {}
             step = self.trainer.global_step
-            loss = self.penalty.loss(lambda: loss_of(case, self.model(**batch)), step=step, **passed)
+            rows, part = given(case, batch, index % case.accumulation)
+            loss = self.penalty.loss(
+                lambda batch=batch: loss_of(case, self.model(**batch)), *rows, step=step, **passed, **part
+            )
             log.add(self.penalty)
             last = (index + 1) % case.accumulation == 0
             with nullcontext() if last or case.world == 1 else self.trainer.strategy.block_backward_sync():
@@ -259,7 +270,11 @@ def fabric(case: Case, folder: Path) -> Weights:
             for place, batch in enumerate(parts):
                 share = items(batch) / tokens if case.token_weights else 1 / len(parts)
                 with runner.no_backward_sync(model, enabled=place < len(parts) - 1):
-                    loss = penalty.loss(lambda batch=batch: loss_of(case, model(**batch)), step=step)  # noqa: B023
+                    rows, part = given(case, batch, place)
+                    loss = penalty.loss(
+                        lambda batch=batch: loss_of(case, model(**batch)),  # noqa: B023
+                        *rows, step=step, **part,
+                    )  # fmt: skip
                     log.add(penalty)
                     runner.backward(share * loss)
             if case.clip is not None:
@@ -295,10 +310,14 @@ def accelerate(case: Case, folder: Path) -> Weights:
             if not first <= step < end:
                 continue
             tokens = sum(items(batch) for batch in parts)
-            for batch in parts:
+            for place, batch in enumerate(parts):
                 with accelerator.accumulate(model):
                     passed = {"scaler": accelerator.scaler} if case.pass_scaler else {}
-                    loss = penalty.loss(lambda batch=batch: loss_of(case, model(**batch)), step=step, **passed)  # noqa: B023
+                    rows, part = given(case, batch, place)
+                    loss = penalty.loss(
+                        lambda batch=batch: loss_of(case, model(**batch)),  # noqa: B023
+                        *rows, step=step, **passed, **part,
+                    )  # fmt: skip
                     log.add(penalty)
                     if case.token_weights:
                         loss = loss * items(batch) / tokens * case.accumulation

@@ -31,6 +31,9 @@ TRAPS = [
     *[("trainer", "resume"), ("accelerate", "together"), ("accelerate", "new_strength"), ("fabric", "new_strength")],
     *[("trainer", case) for case in ("own_loss", "loss_function", "new_strength", "schedule", "logged")],
     *[("lightning_automatic", case) for case in ("new_strength", "schedule", "logged")],
+    *[(trainer, "sampled") for trainer in TRAINERS],
+    *[(trainer, "sampled_calls") for trainer in ("plain", "lightning_automatic", "trainer")],
+    ("trainer", "sampled_tokens"),
 ]
 
 
@@ -80,6 +83,13 @@ def test_the_reference_sees_a_schedule_that_counts_batches() -> None:
     case = CASES["schedule"]
     assert difference(expected(replace(case, every=1)), expected(case)) > 1e9 * case.tolerance
     assert difference(expected(replace(case, cosine=False)), expected(case)) > 1e9 * case.tolerance
+
+
+def test_the_reference_sees_other_rows_that_carry_the_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sampled", "sampled_calls", "sampled_tokens"):
+        case = CASES[name]
+        whole = expected(replace(case, sampled=None))
+        assert difference(whole, expected(case)) > 1e9 * case.tolerance
 
 
 def test_the_reference_sees_the_strength_of_the_first_run_after_a_resume() -> None:

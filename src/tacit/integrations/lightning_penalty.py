@@ -22,7 +22,7 @@ from tacit.integrations.lightning_refusals import (
     refuse_strategy,
     refuse_unreached_penalty,
 )
-from tacit.integrations.options import check_penalty_options
+from tacit.integrations.options import CallsOfStep, check_penalty_options
 from tacit.integrations.step_means import StepMeans
 from tacit.penalty import GradientPenalty
 from tacit.penalty.strength import Value
@@ -35,8 +35,10 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
 
     `strength` and `options` are those of `tacit.GradientPenalty`. The penalty is that of each batch that
     `training_step` gets: with `accumulate_grad_batches=k`, or with several devices, the mean of their penalties, which
-    is what `micro_batch_size` does in a plain loop. Schedules of the strength and `every` count the optimizer steps of
-    the trainer; the coin of `probability` is one of each batch.
+    is what `micro_batch_size` does in a plain loop. `micro_batch_size=b, sampled=q` draws q micro-batches of the first
+    argument of `training_step`; `sampled=q` alone takes the penalty of q of the `accumulate_grad_batches` batches of an
+    optimizer step. Schedules of the strength and `every` count the optimizer steps of the trainer; the coin of
+    `probability` is one of each batch.
 
     Logs `tacit/penalty`, `tacit/gradient_squared_norm`, `tacit/batch_sharpness` and `tacit/gradient_share` (the
     penalty's part of the gradient over the plain part) unless `log=False`: means over the penalised batches since the
@@ -54,7 +56,7 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
         self.penalty: GradientPenalty | None = None
         self._state: dict[str, Any] = {}
         self._unwrap: Callable[[], None] | None = None
-        self._means, self._window = StepMeans(), 0
+        self._means, self._window, self._calls_of_step = StepMeans(), 0, CallsOfStep()
         self._calls = self._gradients = 0  # in this fit: losses made, and gradients handed out
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -98,7 +100,7 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
 
         @functools.wraps(step)
         def training_step(*arguments: Any, **named: Any) -> Any:
-            return self._penalised_step(trainer, module, functools.partial(step, *arguments, **named))
+            return self._penalised_step(trainer, module, step, arguments, named)
 
         def unwrap() -> None:
             if own is None:
@@ -108,25 +110,37 @@ class Penalty(_lightning.Callback):  # type: ignore[misc]
 
         module.training_step, self._unwrap = training_step, unwrap
 
-    def _penalised_step(self, trainer: Any, module: Any, step: Callable[[], Any]) -> Any:
+    def _penalised_step(
+        self, trainer: Any, module: Any, step: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         assert self.penalty is not None
         outputs: list[Any] = []
+        training = module.training
 
-        def closure() -> Tensor:
-            # Approximate methods run the step several times: what it logs must count once.
-            with _without_logging(module) if outputs else nullcontext():
-                outputs.append(step())
-            loss = outputs[-1].get("loss") if isinstance(outputs[-1], Mapping) else outputs[-1]
+        def closure(*batch: Any) -> Tensor:
+            # Micro-batches, looks in evaluation mode and approximate methods run the step too: what it logs, and what
+            # it returns, are those of the whole batch, once.
+            whole = not batch or batch[0] is arguments[0]
+            counts = whole and module.training == training and not outputs
+            with nullcontext() if counts else _without_logging(module):
+                found = step(*batch, *arguments[len(batch) :], **named)
+            if counts:
+                outputs.append(found)
+            loss = found.get("loss") if isinstance(found, Mapping) else found
             if loss is None:
                 raise _SkippedBatchError
             return loss
 
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        cut = self.penalty.micro_batch_size is not None
+        part = self._calls_of_step.next(self.penalty, trainer.global_step, trainer.accumulate_grad_batches)
         try:
-            loss = self.penalty.loss(closure, scaler=scaler, step=trainer.global_step)
+            loss = self.penalty.loss(
+                closure, *arguments[:1] if cut else (), scaler=scaler, step=trainer.global_step, part=part
+            )
         except _SkippedBatchError:  # Lightning goes on to the next batch, or says why it cannot
             self._gradients += 1
-            return outputs[-1]
+            return outputs[-1] if outputs else None
         self._calls += 1
         loss.register_hook(self._count_gradient)
         if self.logs:

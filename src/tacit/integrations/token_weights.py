@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
+from tacit.penalty.draws import rows_of
 
 Share = Callable[[Mapping[str, Any], float], float]  # of a batch in a step, from its inputs and the step's tokens
 Rule = tuple[Share, bool]  # and whether the loss is multiplied with the number of devices
@@ -44,6 +45,18 @@ class TokenWeights:
         if weights[0] == 0:
             raise InputError("a batch has no token to predict (every label is -100); expected at least one.")
         return weights[0]
+
+    def tell_rules_apart(
+        self, inputs: Mapping[str, Any], all_items: Any, compute_loss: Callable[[Any, Any], Tensor]
+    ) -> None:
+        """By one row: a batch with all tokens of its step has the same weight by every rule, and its rows do not."""
+        if all_items is not None and len(self.rules) > 1:
+            with suppress(InputError):  # a row without a token to predict tells nothing
+                self.of(rows_of((inputs,), torch.zeros(1, dtype=torch.int64))[0], all_items, compute_loss)
+
+    def of_rows(self, inputs: Mapping[str, Any], all_items: Any) -> float:
+        """w of some rows of a batch whose w is known; 1 where they predict no token, and their loss is 0."""
+        return 1.0 if all_items is None else self._weights(inputs, float(all_items))[0] or 1.0
 
     @property
     def _devices(self) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit.integrations.frameworks import load
-from tacit.integrations.options import check_penalty_options
+from tacit.integrations.options import CallsOfStep, check_penalty_options
 from tacit.integrations.step_means import StepMeans
 from tacit.integrations.token_weights import TokenWeights
 from tacit.integrations.transformers_refusals import (
@@ -47,8 +47,9 @@ class PenaltyMixin:
     `per_device_train_batch_size` examples; an optimizer step takes the mean over accumulated batches and devices, with
     the token weights that `Trainer` uses. Evaluation is left alone. A `compute_loss` of one's own is penalised, in this
     class or another. `penalty` holds the arguments of `tacit.GradientPenalty` without the model;
-    `self.gradient_penalty` is the object. Schedules and `every` count optimizer steps; the coin of `probability` is one
-    of each batch. Checkpoints hold the penalty's state.
+    `self.gradient_penalty` is the object. `micro_batch_size=b, sampled=q` draws q micro-batches of b examples of each
+    batch; `sampled=q` alone takes the penalty of q of the batches that an optimizer step accumulates. Schedules and
+    `every` count optimizer steps; the coin of `probability` is one of each batch. Checkpoints hold the penalty's state.
 
     Beside `loss`, over the same steps and on its scale, `Trainer` logs `tacit/penalty`, the mean over penalised
     batches; `tacit/gradient_share`, the penalty's part of the gradient over the plain part, where it costs nothing; and
@@ -74,7 +75,7 @@ class PenaltyMixin:
         self._penalty_arguments = dict(penalty)
         self._penalty_calls = self._penalty_gradients = 0  # in this training: losses made, and gradients handed out
         self._inside_penalty = False
-        self._penalty_means = StepMeans()
+        self._penalty_means, self._calls_of_step = StepMeans(), CallsOfStep()
         self.gradient_penalty = GradientPenalty(self.model, **penalty)
         self.add_callback(_State(self))  # type: ignore[attr-defined]
         self._token_weights = TokenWeights(self)
@@ -105,20 +106,29 @@ class PenaltyMixin:
         return_outputs, items = (*arguments, *(None, None)[len(arguments) :])[:2]
         return_outputs = named.get("return_outputs", return_outputs)
         items = named.get("num_items_in_batch", items)
-        weight = self._token_weights.of(inputs, items, functools.partial(self._checked_loss, compute_loss))
+        penalty, checked = self.gradient_penalty, functools.partial(self._checked_loss, compute_loss)
+        weight = self._token_weights.of(inputs, items, checked)
+        cut = penalty.micro_batch_size is not None
+        if cut:
+            self._token_weights.tell_rules_apart(inputs, items, checked)
         seen: list[Any] = []
+        training = self.model.training
 
-        def closure() -> Tensor:
-            # Approximate methods compute the loss several times: what it logs must count once.
-            with self._computing(silent=bool(seen)):
+        def closure(batch: Any = inputs) -> Tensor:
+            # Micro-batches, looks in evaluation mode and approximate methods compute the loss too: what it logs, and
+            # the outputs, are those of the whole batch, once.
+            counts = batch is inputs and self.model.training == training and not seen
+            with self._computing(silent=not counts):
                 # A copy, since label smoothing and many losses take the labels out.
-                found = compute_loss(model, copy.copy(inputs), *arguments, **named)
+                found = compute_loss(model, copy.copy(batch), *arguments, **named)
             loss, outputs = found if return_outputs else (found, None)
-            seen.append(outputs)
-            return loss / weight
+            if counts:
+                seen.append(outputs)
+            return loss / (weight if batch is inputs else self._token_weights.of_rows(batch, items))
 
-        scaler = self.accelerator.scaler
-        loss = self.gradient_penalty.loss(closure, scaler=scaler, step=self.state.global_step)
+        scaler, step = self.accelerator.scaler, self.state.global_step
+        part = self._calls_of_step.next(penalty, step, getattr(self, "current_gradient_accumulation_steps", 1))
+        loss = penalty.loss(closure, *[inputs] if cut else [], scaler=scaler, step=step, part=part)
         self._penalty_calls += 1
         assert self.gradient_penalty.last is not None
         loss.register_hook(functools.partial(self._count_gradient, self.gradient_penalty.last))

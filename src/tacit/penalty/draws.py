@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._errors import InputError
 from tacit._random import generator
 from tacit.penalty.pieces import Cut, Piece, count_rows, row_tensors, with_tensors
+from tacit.penalty.workers.wrappers import worker_number
 
 
 def drawn_rows(rows: int, count: int, *, seed: int, worker: int = 0, call: int) -> Tensor:
@@ -38,22 +40,34 @@ def _select(tensor: Tensor, numbers: Tensor) -> Tensor:
     return torch.stack([rows[number] for number in numbers.tolist()])
 
 
-def drawn_pieces(cut: Cut, count: int, *, seed: int, worker: int, call: int) -> Cut:
-    """`count` of the micro-batches of a random permutation of the rows, each with its share of the penalty.
+def cut_batch(
+    batch: tuple[Any, ...], size: int | None, sampled: int | None, *, penalised: bool, caller: str, seed: int, call: int
+) -> Cut:
+    """The batch and the pieces of it that one step penalises.
 
-    Rows that the permutation leaves over are not drawn. A batch of one micro-batch, or of fewer rows, is that one.
+    Without a size, or a penalty, it is one piece, and without `sampled` all of its micro-batches. Otherwise they are so
+    many of a random permutation of the rows, each with its share of the penalty. Rows that the permutation leaves over
+    are not drawn; a batch of one micro-batch, or of fewer rows, is that one.
     """
-    assert cut.size is not None
-    rows, size = count_rows(cut.whole.batch), cut.size
-    parts = rows // size
+    if size is not None and not batch:
+        raise InputError(
+            f"micro_batch_size={size} but got no batch; "
+            f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
+        )
+    if size is None or not penalised:
+        return Cut.whole_only(batch)
+    if sampled is None:
+        return Cut.of(batch, size)
+    rows = count_rows(batch)
     if rows <= size:
-        return Cut(cut.whole, [cut.whole], size=size)
-    count = min(count, parts)
-    numbers = drawn_rows(rows, count * size, seed=seed, worker=worker, call=call)
-    chosen = [Piece(rows_of(cut.whole.batch, each), 1 / count) for each in numbers.split(size)]
-    return Cut(cut.whole, chosen, drawn=True, size=size, parts=parts)
+        return Cut.whole_only(batch)
+    parts = rows // size
+    count = min(sampled, parts)
+    numbers = drawn_rows(rows, count * size, seed=seed, worker=worker_number(), call=call)
+    chosen = [Piece(rows_of(batch, each), 1 / count) for each in numbers.split(size)]
+    return Cut(Piece(batch), chosen, drawn=True, size=size, parts=parts)
 
 
-def part_is_drawn(number: int, parts: int, count: int, *, seed: int, worker: int, step: int) -> bool:
+def part_is_drawn(number: int, parts: int, count: int, *, seed: int, step: int) -> bool:
     """Whether micro-batch `number` of the `parts` that one step accumulates is among the `count` drawn ones."""
-    return number in drawn_rows(parts, count, seed=seed, worker=worker, call=step).tolist()
+    return number in drawn_rows(parts, count, seed=seed, worker=worker_number(), call=step).tolist()

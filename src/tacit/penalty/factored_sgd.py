@@ -20,7 +20,7 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.layers.kinds import LinearUse
-from tacit.penalty.draws import drawn_pieces
+from tacit.penalty.draws import cut_batch
 from tacit.penalty.methods import gram
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
@@ -29,7 +29,7 @@ from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.sgd_update import Gradient, sgd_update
 from tacit.penalty.step import StepRunner
 from tacit.penalty.surroundings.refusals import translated_errors
-from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp, worker_number
+from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp
 
 CHECK_EVERY = 100  # steps between looks at what other steps take for granted, as in `GradientPenalty`
 
@@ -135,11 +135,10 @@ class FactoredSGD(torch.optim.Optimizer):
             raise InputError("FactoredSGD.step got no closure; expected one that computes the loss.")
         strength = self._strength_now()
         self.zero_grad(set_to_none=True)
-        cut = Cut.of(batch, self.micro_batch_size, "step")
-        if not strength:
-            cut = Cut(cut.whole, [cut.whole])
-        elif self.sampled is not None:
-            cut = drawn_pieces(cut, self.sampled, seed=self.seed, worker=worker_number(), call=self._runner.steps)
+        cut = cut_batch(
+            batch, self.micro_batch_size, self.sampled, penalised=strength != 0, caller="step", seed=self.seed,
+            call=self._runner.steps,
+        )  # fmt: skip
         outcomes, uses = self._differentiate(self._leaving_backward_to_us(closure), cut, strength)
         self._source.content = "of linear layers are never formed by FactoredSGD"
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,23 +15,24 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
-from tacit.penalty.draws import drawn_pieces, part_is_drawn
+from tacit.penalty.draws import cut_batch, part_is_drawn
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
 from tacit.penalty.objective import DeferredCheck, Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.pieces import Cut
 from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
 from tacit.penalty.registry import Method, choose, fastest_exact
 from tacit.penalty.sink import GradientSum
 from tacit.penalty.step import Outcomes, StepRunner
 from tacit.penalty.strength import Strength, Value, check_strength
 from tacit.penalty.surroundings.buffers import buffers_kept
-from tacit.penalty.surroundings.refusals import translated_errors
+from tacit.penalty.surroundings.loss_scaling import scale_now
+from tacit.penalty.surroundings.refusals import check_backward, check_closure, translated_errors
+from tacit.penalty.surroundings.state import checked_generators
 from tacit.penalty.workers.ddp import Step, Workers
 from tacit.penalty.workers.replica import lengths
 from tacit.penalty.workers.shards import is_sharded, plain_step
-from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped, worker_number
+from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped
 
 _log = logging.getLogger("tacit")
 
@@ -138,10 +138,7 @@ class GradientPenalty:
         refuse_wrapped(model, norm_of=norm_of)
         self.micro_batch_size, self.sampled = micro_batch_size, sampled
         self.norm_of, self.when_uncertain = norm_of, when_uncertain
-        self.central, self.check_every, self.generators = central, check_every, tuple(generators)
-        for item in self.generators:
-            if not isinstance(item, torch.Generator):
-                raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
+        self.central, self.check_every, self.generators = central, check_every, checked_generators(generators)
         self._last: PenaltyRecord | None = None
         self._seen: tuple[list[Outcome], float | Tensor, str, float | None, int] | None = None  # `last` is made of it
         self._error: float | None = None
@@ -232,13 +229,7 @@ class GradientPenalty:
         and no `micro_batch_size` the penalty is that of q of them. With a GradScaler pass it as `scaler`: gradients
         come out scaled as after `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
         """
-        if not math.isfinite(weight):
-            raise InputError(f"weight={weight}; expected a finite number.")
-        if not torch.is_grad_enabled():
-            raise InputError(
-                "penalty.backward was called without grad mode, where torch gives no gradient either; expected a call "
-                "outside of torch.no_grad() and torch.inference_mode(). To look at the loss alone, call the closure."
-            )
+        check_backward(weight, "penalty")
         sink, loss, _ = self._differentiate(
             closure, batch, second_view, weight=weight, scaler=scaler, number=step, part=part, collect=False
         )
@@ -302,7 +293,7 @@ class GradientPenalty:
         >>> (penalty.loss(lambda: model(x).square().mean()) / 2).backward()
         """
         if not torch.is_grad_enabled():
-            _check_closure(closure, "loss")
+            check_closure(closure, "loss")
             losses = [closure(*batch), *([] if second_view is None else [second_view()])]
             return losses[0] if second_view is None else torch.stack(losses).mean()
         sink, loss, scale = self._differentiate(
@@ -331,7 +322,8 @@ class GradientPenalty:
 
         With `alone` it is the penalty's part of the gradient only.
         """
-        _check_closure(closure, "add" if alone else "loss" if collect else "backward")
+        caller = "add" if alone else "loss" if collect else "backward"
+        check_closure(closure, caller)
         parameters = self._parameters.now()
         strength = self._strength.now(
             step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps
@@ -341,13 +333,16 @@ class GradientPenalty:
         penalised = isinstance(strength, Tensor) or strength != 0
         method = choose(self.method)
         check = penalised and not method.exact and self._approximation.begin(self.steps)
-        cut = self._cut(batch, penalised=penalised)
+        cut = cut_batch(
+            batch, self.micro_batch_size, self.sampled, penalised=penalised, caller=caller, seed=self._strength.seed,
+            call=self.steps,
+        )  # fmt: skip
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         device = next(iter(parameters.values())).device
-        scale = _scale(scaler, device)
+        scale = scale_now(scaler, device)
         if isinstance(scale, Tensor) and self.method == "finite_difference":
             scale = float(scale)
         kept = buffers_kept(self._parameters.modules) if alone else nullcontext()
@@ -391,14 +386,6 @@ class GradientPenalty:
             self._strength.limit.see(seen.batch_sharpness, None if ours is None else ours.largest_after)
         return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), objective.scale
 
-    def _cut(self, batch: tuple[Any, ...], *, penalised: bool) -> Cut:
-        cut = Cut.of(batch, self.micro_batch_size, "backward")
-        if not penalised:  # nothing is asked of single micro-batches
-            return Cut(cut.whole, [cut.whole])
-        if self.sampled is None or self.micro_batch_size is None:
-            return cut
-        return drawn_pieces(cut, self.sampled, seed=self._strength.seed, worker=worker_number(), call=self.steps)
-
     def _weight_of_part(self, part: tuple[int, int] | None, step: int | None) -> float:
         """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q drawn."""
         if self.sampled is None or self.micro_batch_size is not None:
@@ -415,8 +402,7 @@ class GradientPenalty:
         if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
             raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
         first = self.steps - number if step is None else step  # of the calls of this optimizer step
-        seed, worker = self._strength.seed, worker_number()
-        drawn = part_is_drawn(number, parts, self.sampled, seed=seed, worker=worker, step=first)
+        drawn = part_is_drawn(number, parts, self.sampled, seed=self._strength.seed, step=first)
         return max(parts / self.sampled, 1.0) if drawn else 0.0
 
     def _with_workers(
@@ -520,19 +506,3 @@ def _plain(objective: Objective) -> Outcome:
     if objective.loss_weight:
         objective.finish(loss, factor=objective.weight * objective.scale)
     return Outcome(loss.detach(), torch.zeros_like(loss.detach()))
-
-
-def _check_closure(closure: Any, caller: str) -> None:
-    if not callable(closure):
-        raise InputError(
-            f"{caller} got a {type(closure).__name__}; expected a function that computes the loss, "
-            "such as lambda: loss_fn(model(inputs), targets)."
-        )
-
-
-def _scale(scaler: torch.amp.GradScaler | None, device: torch.device) -> float | Tensor:
-    """What the scaler multiplies losses with; `scale`, unlike `get_scale`, also makes it ready for its `step`."""
-    if scaler is None:
-        return 1.0
-    scale = scaler.scale(torch.ones((), dtype=torch.float32, device=device))
-    return scale if device.type == "mps" else scale.double()  # products with weights and λ are not rounded to float32

@@ -43,15 +43,14 @@ class Cut:
     parts: int = 1
 
     @staticmethod
-    def of(batch: tuple[Any, ...], size: int | None, caller: str) -> Cut:
-        """In micro-batches of `size` rows, the last one of those that remain; whole where there is no size."""
-        if size is not None and not batch:
-            raise InputError(
-                f"micro_batch_size={size} but got no batch; "
-                f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
-            )
+    def whole_only(batch: tuple[Any, ...]) -> Cut:
         whole = Piece(batch)
-        return Cut(whole, [whole] if size is None else pieces(batch, size), size=size)
+        return Cut(whole, [whole])
+
+    @staticmethod
+    def of(batch: tuple[Any, ...], size: int) -> Cut:
+        """In micro-batches of `size` rows, the last one of those that remain."""
+        return Cut(Piece(batch), pieces(batch, size), size=size)
 
     def all_pieces(self) -> list[Piece]:
         """Those of the whole batch, in the order of its rows."""

@@ -78,7 +78,9 @@ class MicroBatches:
         if not cut.drawn and self.row_mean.holds:
             return run(objective)
         # The plain pass comes last, as a plain step has it: with its random numbers, and the only one to write buffers.
-        begin, start = time.perf_counter(), RandomState.now(objective.model, objective.generators, buffers=False)
+        # Python's and numpy's numbers take longer to keep than a small model to step, and sampling is for its price.
+        begin = time.perf_counter()
+        start = RandomState.now(objective.model, objective.generators, buffers=False, python=not cut.drawn)
         with buffers_kept(objective.modules):
             outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0))
         start.restore()

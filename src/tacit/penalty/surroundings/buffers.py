@@ -6,7 +6,7 @@ the first write into buffers is taken back, so that they end as in a plain step,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -56,15 +56,20 @@ def _kept(places: list[tuple[Place, Tensor]]) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, copy in copies:
-                module._buffers[name] = buffer
-                if buffer.is_inference() or torch._debug_has_internal_overlap(buffer) == 1:
-                    continue  # torch refuses to write those in place, so nobody has
-                # A graph that is still needed may have saved it: as after batch norm, it counts no version. Whether the
-                # values differ is not asked, since that waits for the device.
-                with torch.autograd._unsafe_preserve_version_counter(buffer):
-                    buffer.copy_(copy)
+        put_back(copies)
+
+
+def put_back(copies: Iterable[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+    """The module's buffers of these names again, each with the values of its copy."""
+    with torch.no_grad():
+        for module, name, buffer, copy in copies:
+            module._buffers[name] = buffer
+            if buffer.is_inference() or torch._debug_has_internal_overlap(buffer) == 1:
+                continue  # torch refuses to write those in place, so nobody has
+            # A graph that is still needed may have saved it: as after batch norm, it counts no version. Whether the
+            # values differ is not asked, since that waits for the device.
+            with torch.autograd._unsafe_preserve_version_counter(buffer):
+                buffer.copy_(copy)
 
 
 def _buffers(modules: Sequence[nn.Module]) -> Iterator[tuple[Place, Tensor]]:

@@ -33,11 +33,13 @@ _LINEAR = {
 class LossScaling:
     """What one penalty asks about GradScalers, once: each question needs a walk over a graph or a number of the device.
 
-    `remedy` says what to do about a scale inside the closure.
+    `remedy` says what to do about a scale inside the closure, `harm` what it would do, `owner` whose `backward` it is.
     """
 
-    def __init__(self, remedy: str) -> None:
-        self.remedy = remedy
+    def __init__(
+        self, remedy: str, *, harm: str = "makes the penalty as many times too strong", owner: str = "penalty"
+    ) -> None:
+        self.remedy, self.harm, self.owner = remedy, harm, owner
         self.looked = self.in_float16 = self.factor_seen = self.watching = False
 
     def looking(self, scaler: GradScaler | None) -> Callable[[Tensor], None]:
@@ -53,8 +55,8 @@ class LossScaling:
                 scalers.extend(_live_scalers())
             if any(_scale_of(each) in factors for each in scalers):
                 raise InputError(
-                    "the closure returned a loss that scaler.scale has multiplied, which makes the penalty as many "
-                    f"times too strong; expected the loss as it is. {self.remedy}"
+                    f"the closure returned a loss that scaler.scale has multiplied, which {self.harm}; expected the "
+                    f"loss as it is. {self.remedy}"
                 )
 
         return look
@@ -74,9 +76,9 @@ class LossScaling:
             value = float(factor)
             if value != 1:
                 _log.warning(
-                    "backward multiplied the loss of a penalty by %g, but its passes ran before that, in float16 and "
+                    "backward multiplied the loss of %s.loss by %g, but its passes ran before that, in float16 and "
                     "unscaled, where gradients below 6e-8 are 0. With a GradScaler use "
-                    "scaler.scale(penalty.loss(closure, scaler=scaler)).", value,
+                    "scaler.scale(%s.loss(closure, scaler=scaler)).", self.owner, value, self.owner,
                 )  # fmt: skip
 
         loss.register_hook(see)
@@ -89,6 +91,14 @@ class LossScaling:
         self.watching = True
         _watched[self] = {id(parameter) for parameter in parameters}
         _hook = _hook or register_optimizer_step_pre_hook(_before_step)
+
+
+def scale_now(scaler: GradScaler | None, device: torch.device) -> float | Tensor:
+    """What the scaler multiplies losses with; `scale`, unlike `get_scale`, also makes it ready for its `step`."""
+    if scaler is None:
+        return 1.0
+    scale = scaler.scale(torch.ones((), dtype=torch.float32, device=device))
+    return scale if device.type == "mps" else scale.double()  # products with weights and λ are not rounded to float32
 
 
 _watched: weakref.WeakKeyDictionary[LossScaling, set[int]] = weakref.WeakKeyDictionary()
@@ -104,9 +114,10 @@ def _before_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
     for owner in owners:
         del _watched[owner]
     if owners and any(_has_divided(scaler, optimizer) for scaler in _live_scalers()):
+        name = owners[0].owner
         raise InputError(
-            "a GradScaler divided gradients by its scale that penalty.backward did not multiply by it, so the "
-            "step would be too small; expected the scaler. Use penalty.backward(closure, scaler=scaler)."
+            f"a GradScaler divided gradients by its scale that {name}.backward did not multiply by it, so the "
+            f"step would be too small; expected the scaler. Use {name}.backward(closure, scaler=scaler)."
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from tacit._errors import InputError
@@ -95,3 +98,22 @@ def translated(error: RuntimeError) -> UnsupportedModelError | None:
         if found:
             return UnsupportedModelError(message.cause.format(*found.groups()), message.remedy)
     return None
+
+
+def check_closure(closure: Any, caller: str) -> None:
+    if not callable(closure):
+        raise InputError(
+            f"{caller} got a {type(closure).__name__}; expected a function that computes the loss, "
+            "such as lambda: loss_fn(model(inputs), targets)."
+        )
+
+
+def check_backward(weight: float, owner: str) -> None:
+    """Before `owner.backward`: the weight, and that gradients are wanted at all."""
+    if not math.isfinite(weight):
+        raise InputError(f"weight={weight}; expected a finite number.")
+    if not torch.is_grad_enabled():
+        raise InputError(
+            f"{owner}.backward was called without grad mode, where torch gives no gradient either; expected a call "
+            "outside of torch.no_grad() and torch.inference_mode(). To look at the loss alone, call the closure."
+        )

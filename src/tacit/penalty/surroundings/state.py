@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from tacit._errors import InputError
+from tacit.penalty.surroundings.buffers import put_back
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,17 @@ class RandomState:
     buffers: tuple[tuple[nn.Module, str, Tensor, Tensor], ...]
 
     @staticmethod
-    def now(model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True) -> RandomState:
-        """The state at this moment; without `buffers`, of the generators alone."""
+    def now(
+        model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True, python: bool = True
+    ) -> RandomState:
+        """The state at this moment; without `buffers`, of the generators alone; without `python`, of torch's alone."""
         indices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
         return RandomState(
             cpu=torch.get_rng_state(),
             cuda={index: torch.cuda.get_rng_state(index) for index in indices if index is not None},
             named=tuple((generator, generator.get_state()) for generator in generators),
-            python=random.getstate(),
-            numpy=np.random.get_state(),
+            python=random.getstate() if python else None,
+            numpy=np.random.get_state() if python else None,
             buffers=tuple(
                 (module, name, buffer, buffer.detach().clone())
                 for module in (model.modules() if buffers else ())
@@ -74,12 +79,10 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
         for generator, state in self.named:
             generator.set_state(state)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        with torch.no_grad():
-            for module, name, buffer, saved in self.buffers:
-                module._buffers[name] = buffer
-                buffer.copy_(saved)
+        if self.python is not None:
+            random.setstate(self.python)
+            np.random.set_state(self.numpy)
+        put_back(self.buffers)
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -88,6 +91,14 @@ def _equal(left: Tensor, right: Tensor) -> bool:
         return False
     left, right = left.to_dense(), right.to_dense()
     return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def checked_generators(generators: Iterable[torch.Generator]) -> tuple[torch.Generator, ...]:
+    found = tuple(generators)
+    for item in found:
+        if not isinstance(item, torch.Generator):
+            raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
+    return found
 
 
 @contextmanager
@@ -105,13 +116,21 @@ def second_pass(model: nn.Module, start: RandomState, generators: Sequence[torch
         after.restore()
 
 
-@contextmanager
-def moved(parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
+def moved(
+    parameters: Sequence[nn.Parameter], direction: Sequence[Tensor], distance: float
+) -> AbstractContextManager[None]:
     """Inside, each parameter holds ω + distance · direction; outside, its own storage again, untouched."""
+    pairs = zip(parameters, direction, strict=True)
+    return placed(parameters, [torch.add(parameter.data, step, alpha=distance) for parameter, step in pairs])
+
+
+@contextmanager
+def placed(parameters: Sequence[nn.Parameter], points: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the parameters hold `points`; outside, their own storage again, untouched."""
     originals = [parameter.data for parameter in parameters]
     try:
-        for parameter, step in zip(parameters, direction, strict=True):
-            parameter.data = torch.add(parameter.data, step, alpha=distance)
+        for parameter, point in zip(parameters, points, strict=True):
+            parameter.data = point
         torch.clear_autocast_cache()  # it may hold half-precision copies of the parameters as they were
         yield
     finally:

@@ -15,10 +15,12 @@ from tacit._errors import InputError
 REMEDY = "the penalty needs whole parameters. Use DistributedDataParallel."
 
 
-def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, method: str | None) -> None:
+def refuse_shards(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], *, method: str | None, owner: str = "FactoredSGD"
+) -> None:
     """Sharded parameters (FSDP in both versions, tensor parallelism), and replication by `replicate`.
 
-    FSDP2 is taken by `finite_difference`, which needs gradients only.
+    FSDP2 is taken by `finite_difference`, which needs gradients only. `owner` is who asks, without a method.
     """
     if not in_a_group():  # nothing below exists without one, and this runs at every step
         return
@@ -31,7 +33,7 @@ def refuse_shards(model: nn.Module, parameters: Mapping[str, nn.Parameter], *, m
         if "FSDPModule" in kinds:
             if method == "finite_difference":
                 return
-            asked = "FactoredSGD" if method is None else f"method={method!r}"
+            asked = owner if method is None else f"method={method!r}"
             raise InputError(
                 f"the model went through fully_shard (FSDP2), which shards it; {asked} needs whole parameters. "
                 "Use method='finite_difference' of GradientPenalty, or DistributedDataParallel."
