@@ -199,6 +199,8 @@ ALONE = {
     "micro-batches": {"strength": 0.3, **MICRO, "weight_decay": 0.05},
     "micro-batches, until": {"strength": 0.3, **MICRO, "weight_decay": 0.05, "penalty_until": 0.3},
     "sampled": {"strength": 0.3, **ONE, "weight_decay": 0.05, "label_smoothing": 0.1},
+    "SAM": {"sam_radius": 0.1, "weight_decay": 0.05, "optimizer": "momentum", "learning_rate": 0.005},
+    "SAM, 4 rows": {"sam_radius": 0.1, "sam_rows": 4, "weight_decay": 0.05, "label_smoothing": 0.1},
     "sampled of 3, adamw": {
         "strength": 0.3, "micro_batch_size": 3, "sampled": 2, "optimizer": "adamw", "learning_rate": 0.001
     },

@@ -75,7 +75,7 @@ LATER: dict[str, Any] = {
     "sam_radius": 0.0,
     "sam_rows": None,
 }
-FLEETS_ALONE = ("relative", "sam_radius")  # keys that programs of one run lack
+FLEETS_ALONE = ("relative",)  # keys that programs of one run lack
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 

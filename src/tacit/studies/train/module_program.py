@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from tacit._errors import InputError
 from tacit._own_code import call, is_own
 from tacit._random import derive_seed, generator
-from tacit.penalty import GradientPenalty
+from tacit.penalty import GradientPenalty, SharpnessAware
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
@@ -76,6 +76,17 @@ def _build_own(run: RunSpec) -> nn.Module:
     return model
 
 
+def make_stepper(run: RunSpec, model: nn.Module) -> GradientPenalty | SharpnessAware:
+    """The package's own step of a run: that of SAM, or of the penalty."""
+    if run.sam_radius:
+        return SharpnessAware(model, run.sam_radius, sampled=run.sam_rows, seed=run.seed)
+    loops = run.model in CONVOLUTIONS or run.micro_batch_size is not None
+    return GradientPenalty(
+        model, run.strength, method="double_backward" if loops else "gram",
+        micro_batch_size=run.micro_batch_size, sampled=run.sampled, seed=run.seed,
+    )  # fmt: skip
+
+
 def has_derivatives(run: RunSpec) -> bool:
     """Whether `residual_derivatives` is its gradient: in float32, of whole minibatches and labels without smoothing."""
     return run.precision == "float32" and not (run.label_smoothing or run.micro_batch_size)
@@ -105,12 +116,7 @@ class Single:
         self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.parameters: list[Tensor] = list(self.trainable)
         self.evaluation_rows = 250 if self.own else min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
-        loops = run.model in CONVOLUTIONS or run.micro_batch_size is not None
-        method = "double_backward" if loops else "gram"
-        self.penalty = GradientPenalty(
-            self.model, run.strength, method=method, micro_batch_size=run.micro_batch_size, sampled=run.sampled,
-            seed=run.seed,
-        )  # fmt: skip
+        self.stepper = make_stepper(run, self.model)
         self.derivatives: Derivatives | None = None
         # Not for a user's own subclass: its forward pass may be another.
         if isinstance(self.model, WideResNet) and not self.own and has_derivatives(run):
@@ -134,6 +140,8 @@ class Single:
     def _gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         if self._penalty_is_on:
             return self._penalized(inputs, labels)
+        if self.run.sam_radius:
+            return self._stepped(inputs, labels, decay=0.0)
         logits = self._logits(inputs)
         loss = self._loss(logits, labels)
         return logits, list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
@@ -184,7 +192,10 @@ class Single:
 
     def resumed_at(self, updates: int) -> None:
         self.updates = updates
-        self.penalty.steps = updates
+        if isinstance(self.stepper, SharpnessAware):
+            self.stepper.load_state_dict({"steps": updates, "seed": self.run.seed})
+        else:
+            self.stepper.steps = updates
 
     @contextlib.contextmanager
     def _draws(self) -> Iterator[None]:
@@ -212,6 +223,10 @@ class Single:
         decay = self.run.weight_decay if self._decay_in_graph else 0.0
         if self.derivatives is not None:
             return self._penalized_by_hand(self.derivatives, inputs, labels, decay=decay)
+        return self._stepped(inputs, labels, decay=decay)
+
+    def _stepped(self, inputs: Tensor, labels: Tensor, *, decay: float) -> tuple[Tensor, list[Tensor]]:
+        """Logits of the minibatch, and what a step of the package puts into `.grad`, with μω of `decay` in the loss."""
         seen: list[Tensor] = []
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -226,10 +241,10 @@ class Single:
             return value
 
         self.model.zero_grad(set_to_none=True)
-        self.penalty.backward(loss, inputs, labels)
+        self.stepper.backward(loss, inputs, labels)
         found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
-        whole = [logits for logits in seen if len(logits) == len(labels)]  # before its micro-batches, if at all
-        logits = whole[0] if whole else torch.cat(seen[-(len(labels) // len(seen[-1])) :])
+        whole = [logits for logits in seen if len(logits) == len(labels)]
+        logits = whole[-1] if whole else torch.cat(seen[-(len(labels) // len(seen[-1])) :])
         return logits, found
 
     def _penalized_by_hand(
