@@ -8,7 +8,7 @@ import torch
 
 from tacit._errors import InputError
 
-STREAMS = ("init", "order", "augment", "probe", "dropout", "draw")
+STREAMS = ("init", "order", "augment", "probe", "dropout", "draw", "labels")
 
 
 def derive_seed(seed: int, stream: str, *counters: int) -> int:

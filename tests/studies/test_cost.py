@@ -22,6 +22,10 @@ def tiny(**changes: object) -> RunSpec:
     [
         ({}, 2 * 64),
         ({"strength": 0.1}, 2 * 2 * 64),  # six products for three in every linear layer
+        ({"strength": 0.1, "micro_batch_size": 4, "sampled": 1}, (1 + 2 / 4) * 2 * 64),  # on 4 of 16 rows
+        ({"relative": 0.1, "penalty_until": 0.5}, (2 + 1) / 2 * 2 * 64),
+        ({"sam_radius": 0.1}, 2 * 2 * 64),
+        ({"sam_radius": 0.1, "sam_rows": 4}, (1 + 1 / 4) * 2 * 64),
         ({"inner_steps": 4}, 4 * 2 * 64),  # every minibatch four times
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.train.operations import count, expected_test_size
+from tacit.studies.train.operations import count, expected_test_size, step_factor
 
 PLAIN = 3  # forward passes' worth of products in a gradient: outputs, gradients of inputs, gradients of weights
 # Products in an exact penalised step over those in a plain one. A convolution: nine for three. A linear layer in the
@@ -44,7 +44,7 @@ def operations(run: RunSpec) -> float:
     `factor` is 1, or that of the exact penalty; the last term is C_reg at the end. Augmentation, activations and the
     update itself are not counted: they are below a hundredth of this for the models here.
     """
-    trained = run.total_updates * run.batch_size * (PENALIZED.get(run.model, 3) if run.strength else 1)
+    trained = run.total_updates * run.batch_size * step_factor(run, PENALIZED.get(run.model, 3))
     seen = run.evaluations * (run.train_size + (run.test_size or expected_test_size(run)))
     return 2.0 * count(run).multiply_adds * (PLAIN * trained + seen + PLAIN * run.train_size)
 

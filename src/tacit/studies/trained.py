@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,6 +66,6 @@ def trained_problem(folder: ResultsFolder, run: RunSpec) -> Problem:
         raise TacitError(f"{folder.weights_path(run.hash)} does not fit {run.model}: {error}") from None
     inputs = train.inputs.between(0, len(train)).contiguous()
     decay = 0.0 if run.optimizer == "adamw" else run.weight_decay  # AdamW's is no part of a loss
-    return Problem(
-        model.eval(), F.cross_entropy, (inputs, train.targets), batch_size=run.batch_size, weight_decay=decay
-    )
+    # A problem without smoothing keeps torch's own function, whose rows some methods know by name.
+    loss = partial(F.cross_entropy, label_smoothing=run.label_smoothing) if run.label_smoothing else F.cross_entropy
+    return Problem(model.eval(), loss, (inputs, train.targets), batch_size=run.batch_size, weight_decay=decay)

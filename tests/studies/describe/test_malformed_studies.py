@@ -11,8 +11,20 @@ import pytest
 
 from tacit import cli
 
-INTEGERS = ("train_size", "width", "depth", "batch_size", "inner_steps", "epochs", "seed", "evaluations")
-NUMBERS = ("learning_rate", "strength", "weight_decay")
+INTEGERS = (
+    "train_size", "width", "depth", "batch_size", "inner_steps", "epochs", "seed", "evaluations", "micro_batch_size",
+    "sampled", "sam_rows",
+)  # fmt: skip
+NUMBERS = (
+    "learning_rate",
+    "strength",
+    "weight_decay",
+    "relative",
+    "sam_radius",
+    "label_noise",
+    "label_smoothing",
+    "penalty_until",
+)
 WORDS = ("dataset", "model", "method", "order", "schedule", "augmentation")
 WRONG_INTEGERS = ['"many"', "2.5", "-3", "true", "[1, 2]", "{a = 1}", "1979-05-27", "99999999999999999999", "nan", '""']
 WRONG_NUMBERS = ['"fast"', "-0.5", "nan", "inf", "-inf", "true", "[0.1]", '"2^"', '"2^-x"', '"2^99999"', '"3^-2"', "{}"]

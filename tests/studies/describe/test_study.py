@@ -110,6 +110,13 @@ OWN: dict[str, Any] = {
 }  # fmt: skip
 
 
+REGULARIZERS: dict[str, Any] = {
+    "label_smoothing": 0.1, "label_noise": 0.3, "micro_batch_size": 16, "sampled": 2, "relative": 0.4,
+    "penalty_until": 0.5, "sam_radius": 0.1, "sam_rows": 4,
+}  # fmt: skip
+NEEDED: dict[str, dict[str, Any]] = {"sampled": {"micro_batch_size": 8}, "sam_rows": {"sam_radius": 0.1}}
+
+
 @pytest.mark.parametrize("key", [key for key in RunSpec.model_fields if key != "method"])  # it has one value so far
 def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
     base = {"dataset": "cifar10", "learning_rate": 0.1, "epochs": 4}
@@ -117,7 +124,7 @@ def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
         "train_size": 1600, "width": 32, "depth": 2, "learning_rate": 0.2, "strength": 0.1, "batch_size": 16,
         "inner_steps": 2, "order": "fixed", "schedule": "paper_decay", "weight_decay": 0.1, "epochs": 5,
         "seed": 1, "evaluations": 3, "dataset": "fashion_mnist", "augmentation": "crop_flip", "image_size": 16,
-        "test_size": 100, "weight_decay_penalized": False, "precision": "bfloat16",
+        "test_size": 100, "weight_decay_penalized": False, "precision": "bfloat16", **REGULARIZERS,
     }  # fmt: skip
     changed = {**base, **({key: other[key]} if key in other else {})}
     if key == "updates":
@@ -127,6 +134,9 @@ def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
     elif key == "augmentation_amount":
         base = {"dataset": "mnist1d", "learning_rate": 0.1, "epochs": 4, "augmentation": "shift"}
         changed = {**base, "augmentation_amount": 3}
+    elif key in NEEDED:
+        base = {**base, **NEEDED[key]}
+        changed = {**base, key: other[key]}
     elif key in OWN:
         base = {**OWN_BASE, "optimizer": "nesterov"} if key == "momentum" else OWN_BASE
         changed = {**base, key: OWN[key]}
@@ -159,6 +169,18 @@ IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"dataset": "cifar10", "test_size": 10_001}, "test_size is 10001; cifar10 has 10000 test examples"),
     ({"dataset": "cifar10", "train_size": 64_000}, "cifar10 has 50000 training examples"),
     ({"weight_decay_penalized": "no"}, "weight_decay_penalized is 'no'; expected true or false"),
+    ({"sampled": 1}, "sampled is 1 and micro_batch_size is not given; expected both"),
+    ({"micro_batch_size": 5}, "micro_batch_size is 5; expected one that divides batch_size 32, or sampled"),
+    ({"micro_batch_size": 8, "sampled": 5}, "5 micro-batches of 8 are more than batch_size 32"),
+    ({"sam_radius": 0.1, "strength": 0.1}, "sam_radius is 0.1 and strength is 0.1; a run has SAM or a penalty"),
+    ({"sam_radius": 0.1, "relative": 0.4}, "sam_radius is 0.1 and relative is 0.4"),
+    ({"sam_rows": 4}, "sam_rows is 4 and sam_radius is 0; expected a radius greater than 0"),
+    ({"sam_rows": 64, "sam_radius": 0.1}, "sam_rows is 64; expected at most batch_size 32"),
+    ({"strength": 0.1, "relative": 0.4}, "strength is 0.1 and relative is 0.4; expected one of them"),
+    ({"label_noise": 1.0}, "label_noise is 1.0; expected a number less than 1"),
+    ({"label_smoothing": -0.1}, "label_smoothing is -0.1; expected at least 0"),
+    ({"penalty_until": 0.0}, "penalty_until is 0.0; expected a number greater than 0"),
+    ({"precision": "bfloat16", "relative": 0.1}, "precision is bfloat16; expected model mlp or conv1d in float32"),
     ({"precision": "float16"}, "precision is 'float16'; expected 'float32' or 'bfloat16'"),
 ]
 
@@ -167,6 +189,11 @@ IMAGES: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_go_together_is_said_in_a_sentence(values: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make_run({"learning_rate": 0.1, "epochs": 1, **values})
+
+
+def test_the_whole_minibatch_has_one_spelling() -> None:
+    base = {"learning_rate": 0.1, "epochs": 1, "sam_radius": 0.1}
+    assert make_run({**base, "sam_rows": 32}).hash == make_run(base).hash
 
 
 def test_an_override_replaces_the_key_everywhere(tiny: Path) -> None:
@@ -287,8 +314,9 @@ def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None
         "test_size": 100,
         "weight_decay_penalized": False,
         "precision": "bfloat16",
+        **REGULARIZERS,
     }
-    base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1}
+    base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1, **NEEDED.get(key, {})}
     if key == "augmentation_amount":
         base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "noise"}, 0.1
     if key in OWN:

@@ -55,6 +55,10 @@ SAME = {
     "penalty": {"strength": 0.3},
     "penalty, weight decay inside": {"strength": 0.3, "weight_decay": 0.05},
     "penalty, weight decay outside": {"strength": 0.3, "weight_decay": 0.05, "weight_decay_penalized": False},
+    "momentum": {"optimizer": "momentum", "weight_decay": 0.05, "strength": 0.3, "learning_rate": 0.01},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.05, "learning_rate": 0.001},
+    "label smoothing": {"label_smoothing": 0.1, "strength": 0.3},
+    "label noise": {"label_noise": 0.3, "optimizer": "momentum", "learning_rate": 0.01},
     "n-step": {"inner_steps": 2, "schedule": "paper_decay", "strength": 0.2, "weight_decay": 0.02},
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tacit._errors import InputError
@@ -125,11 +125,20 @@ def test_an_own_schedule_multiplies_the_rate() -> None:
         assert torch.allclose(mine, expected, rtol=1e-10, atol=1e-12)
 
 
+RESUMED: list[dict[str, Any]] = [
+    *[{**values, "strength": 0.1} for values, _ in OPTIMIZERS],
+    {"strength": 0.1, "micro_batch_size": 4},
+    {"strength": 0.1, "micro_batch_size": 4, "sampled": 2, "optimizer": "adamw"},
+    {"sam_radius": 0.1},
+    {"sam_radius": 0.1, "sam_rows": 4, "optimizer": "momentum"},
+]
+
+
 @pytest.mark.parametrize("stop_at", [1, 5])
-@pytest.mark.parametrize("values", [values for values, _ in OPTIMIZERS], ids=str)
+@pytest.mark.parametrize("values", RESUMED, ids=str)
 def test_a_resumed_run_with_dropout_and_norm_ends_with_the_same_bits(values: dict[str, Any], stop_at: int) -> None:
     arguments = {"dropout": 0.3, "norm": True}
-    run = make_run({**BASE, **values, "strength": 0.1, "model_arguments": arguments})
+    run = make_run({**BASE, **values, "model_arguments": arguments})
     whole, resumed = trained(run), trained(run, stop_at=stop_at)
     assert all(torch.equal(a, b) for a, b in zip(whole.program.tensors(), resumed.program.tensors(), strict=True))
     assert whole.rows() == resumed.rows()
@@ -230,4 +239,3 @@ def test_the_built_in_model_with_momentum_trains_too() -> None:
     training = Training(Fleet((run,)), load("mnist1d"))
     training.advance()
     assert np.isfinite(training.rows()[0]["full_loss"])
-    assert isinstance(training.program.model, nn.Module)  # type: ignore[attr-defined]

@@ -9,7 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-NUMBERS = ("learning_rate", "strength", "weight_decay", "bare_learning_rate")
+NUMBERS = (
+    "learning_rate", "strength", "weight_decay", "bare_learning_rate", "relative", "sam_radius", "label_noise",
+    "label_smoothing", "penalty_until",
+)  # fmt: skip
 EXPECTED = {
     "float_type": "a number",
     "finite_number": "a finite number",

@@ -66,7 +66,16 @@ LATER: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": None,
     "own_code": None,
+    "label_smoothing": 0.0,
+    "label_noise": 0.0,
+    "micro_batch_size": None,
+    "sampled": None,
+    "relative": 0.0,
+    "penalty_until": 1.0,
+    "sam_radius": 0.0,
+    "sam_rows": None,
 }
+FLEETS_ALONE = ("relative",)  # keys that programs of one run lack
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 
@@ -106,6 +115,14 @@ class RunSpec(BaseModel):
     - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
     - `optimizer`: `sgd`, `momentum` (heavy ball), `nesterov`, `adam` or `adamw`, as torch has them; `momentum` is β of
       the second and third (0.9 without it). AdamW's weight decay acts on the update alone.
+    - `label_smoothing` s trains on (1 − s) of the label and s/classes of each class; `full_loss` is that loss.
+      `label_noise`: this share of the training labels is a random class, the same examples in all runs.
+    - `micro_batch_size` b: the penalty is the mean over the minibatch's micro-batches of b, or with `sampled` q over q
+      of them drawn anew at each update, beside the plain gradient of the whole minibatch. `relative` r in the place of
+      `strength` holds (λ/2)‖HG‖ at r times ‖∇Ĉ‖, both smoothed over updates. `penalty_until`: the share of the run
+      that is penalised; after it λ is 0.
+    - `sam_radius` ρ: sharpness-aware minimization, the gradient at ω + ρ g/‖g‖, g that of the minibatch or of
+      `sam_rows` rows drawn from it; weight decay acts at ω.
     - `dataset`, `model` and `schedule` may be functions of your own, `module:function`: `load()` returns train inputs,
       train targets, test inputs, test targets; `make_model(**model_arguments)` an `nn.Module`; `factor(step, steps)`
       the factor on the learning rate. `own_code` holds a hash of each module's file, put there when a study is read.
@@ -144,6 +161,14 @@ class RunSpec(BaseModel):
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw"] = LATER["optimizer"]
     momentum: Annotated[Number, Field(ge=0, lt=1)] | None = LATER["momentum"]
     own_code: dict[str, str] | None = LATER["own_code"]
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = LATER["label_smoothing"]
+    label_noise: Annotated[Number, Field(ge=0, lt=1)] = LATER["label_noise"]
+    micro_batch_size: Count | None = LATER["micro_batch_size"]
+    sampled: Count | None = LATER["sampled"]
+    relative: NotNegative = LATER["relative"]
+    penalty_until: Annotated[Number, Field(gt=0, le=1)] = LATER["penalty_until"]
+    sam_radius: NotNegative = LATER["sam_radius"]
+    sam_rows: Count | None = LATER["sam_rows"]
 
     @model_validator(mode="before")
     @classmethod
@@ -171,6 +196,7 @@ class RunSpec(BaseModel):
             "augmentation_amount": AMOUNTS.get(str(given.get("augmentation"))),
             "momentum": MOMENTUM if given.get("optimizer") in ("momentum", "nesterov") else None,
             "model_arguments": {},
+            "sam_rows": given.get("batch_size", cls.model_fields["batch_size"].default),
         }
         return {key: None if key in whole and value == whole[key] else value for key, value in given.items()}
 
@@ -210,7 +236,8 @@ class RunSpec(BaseModel):
                 f"updates {self.updates} is not a multiple of inner_steps {self.inner_steps}; "
                 f"use updates {math.ceil(self.updates / self.inner_steps) * self.inner_steps}"
             )
-        for key in ("learning_rate", "strength", "weight_decay", "bare_learning_rate"):
+        self._check_regularizers()
+        for key in ("learning_rate", "strength", "weight_decay", "bare_learning_rate", "relative", "sam_radius"):
             value = getattr(self, key)
             if value > LARGEST or 0 < value < SMALLEST:
                 raise ValueError(
@@ -228,6 +255,34 @@ class RunSpec(BaseModel):
             raise ValueError(f"momentum is {self.momentum} and optimizer is {self.optimizer}; use momentum or nesterov")
         if self.optimizer != "sgd" and self.inner_steps > 1:
             raise ValueError(f"inner_steps is {self.inner_steps} and optimizer is {self.optimizer}; n-step SGD is SGD")
+
+    def _check_regularizers(self) -> None:
+        """The keys that go with a penalty on micro-batches, and with SAM; λ = 0 goes with all: it is part of grids."""
+        rows, b, q = self.batch_size, self.micro_batch_size, self.sampled
+        own_program = self.model not in ("mlp", "conv1d") or self.precision != "float32"
+        later = [key for key in FLEETS_ALONE if getattr(self, key) != LATER[key]]
+        if own_program and later:
+            raise ValueError(
+                f"{later[0]} is {getattr(self, later[0])}, model is {self.model} and precision is {self.precision}; "
+                "expected model mlp or conv1d in float32"
+            )
+        if self.strength and self.relative:
+            raise ValueError(f"strength is {self.strength} and relative is {self.relative}; expected one of them")
+        if self.sam_radius and (self.strength or self.relative):
+            given = "strength" if self.strength else "relative"
+            raise ValueError(
+                f"sam_radius is {self.sam_radius} and {given} is {getattr(self, given)}; a run has SAM or a penalty"
+            )
+        if self.sam_rows is not None and not self.sam_radius:
+            raise ValueError(f"sam_rows is {self.sam_rows} and sam_radius is 0; expected a radius greater than 0")
+        if self.sam_rows is not None and self.sam_rows > rows:
+            raise ValueError(f"sam_rows is {self.sam_rows}; expected at most batch_size {rows}")
+        if q is not None and b is None:
+            raise ValueError(f"sampled is {q} and micro_batch_size is not given; expected both")
+        if b is not None and q is None and rows % b:
+            raise ValueError(f"micro_batch_size is {b}; expected one that divides batch_size {rows}, or sampled")
+        if b is not None and (q or 1) * b > rows:
+            raise ValueError(f"{q or 1} micro-batches of {b} are more than batch_size {rows}; expected fewer rows")
 
     def _check_images(self) -> None:
         """The keys that need images, and those that a Wide-ResNet needs."""
@@ -314,6 +369,11 @@ class RunSpec(BaseModel):
     @property
     def total_updates(self) -> int:
         return self.minibatches * self.inner_steps
+
+    @property
+    def penalized_updates(self) -> int:
+        """Updates from the first on that have the penalty: those of `tacit.schedules.early`."""
+        return max(1, round(self.penalty_until * self.total_updates))
 
     @property
     def bare_learning_rate(self) -> float:

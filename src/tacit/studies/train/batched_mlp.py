@@ -16,6 +16,9 @@ never formed where B is small beside the layer (the Gram form). Where it is not,
 associated the other way, X(XᵀD) and D(XᵀD)ᵀ: the cheaper of the two is counted, per layer. With μω outside the
 penalized norm, `decay_penalized=False`, the terms with λμ are left out.
 
+The penalty may also be a mean over micro-batches, `pieces` of equal size: products of rows with rows (XXᵀD, DDᵀX) then
+stay inside a piece, and everything else is as before.
+
 Between two layers may stand a linear map, a `Link` P: X' = P max(Z, 0). Then Ẋ' is P times the above, and what comes
 back to D and Ḋ from the layer after passes Pᵀ first. A convolution is such a map and a product (`batched_conv1d`).
 """
@@ -105,7 +108,7 @@ def weights(layers: Layers, number: int) -> dict[str, Tensor]:
 
 def outputs(layers: Layers, inputs: Tensor) -> Tensor:
     """Logits (runs, rows, classes) of inputs (runs, rows, features)."""
-    return _forward(layers, inputs).logits
+    return forward(layers, inputs).logits
 
 
 def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> Tensor:
@@ -113,7 +116,7 @@ def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> 
 
     inputs (runs, B, features), targets one-hot (runs, B, classes).
     """
-    seen = _forward(layers, inputs)
+    seen = forward(layers, inputs)
     X, logits = seen.X, seen.logits
     probabilities = logits.softmax(2)
     D = _backward(layers, seen, (probabilities - targets) / inputs.shape[1])
@@ -128,9 +131,38 @@ def update(layers: Layers, inputs: Tensor, targets: Tensor, *, rates: Rates) -> 
     return logits
 
 
+def plain_gradient(layers: Layers, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], Seen, list[Tensor]]:
+    """∇Ĉ of every run, in the order of `Layers.tensors`, with what the passes saw and D."""
+    seen = forward(layers, inputs)
+    D = _backward(layers, seen, (seen.logits.softmax(2) - targets) / inputs.shape[1])
+    return _products(seen.X, D), seen, D
+
+
+def penalty_gradient(
+    layers: Layers, seen: Seen, D: list[Tensor], *, pieces: int, weight_decay: Tensor | None
+) -> list[Tensor]:
+    """½ (∇²Ĉₖ + μ)(∇Ĉₖ + μω), mean over `pieces` equal micro-batches k: times λ it is the gradient of the penalty.
+
+    `seen` and `D` are those of `plain_gradient` on the rows of all pieces together; μ is 0 without `weight_decay`.
+    """
+    zero = D[0].new_zeros(1)
+    decay = zero if weight_decay is None else weight_decay
+    rates = Rates(zero, zero, decay, penalized=True, decayed=weight_decay is not None)
+    D = [pieces * d for d in D]  # of the mean over one piece
+    T, S = _penalty(layers, seen, D, seen.logits.softmax(2), rates=rates, half=0.5, pieces=pieces)
+    found = _products(seen.X, S)
+    for at in range(1, len(layers)):
+        found[at].baddbmm_(T[at].mT, D[at], alpha=0.5)
+    if pieces > 1:
+        torch._foreach_div_(found, pieces)
+    if weight_decay is not None:
+        torch._foreach_add_(found, [weight_decay.square() / 2 * tensor for tensor in layers.tensors()])
+    return found
+
+
 def squared_gradient_norm(layers: Layers, inputs: Tensor, targets: Tensor, *, weight_decay: Tensor) -> Tensor:
     """‖∇Ĉ + μω‖² of one minibatch, per run."""
-    seen = _forward(layers, inputs)
+    seen = forward(layers, inputs)
     D = _backward(layers, seen, (seen.logits.softmax(2) - targets) / inputs.shape[1])
     total = torch.zeros(len(inputs), dtype=inputs.dtype, device=inputs.device)
     for x, d, weight, bias in zip(seen.X, D, layers.weights, layers.biases, strict=True):
@@ -146,23 +178,26 @@ def half_squared_norm(layers: Layers) -> Tensor:
 
 # -- the passes -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Seen:
-    """Of every layer: the activations before it (`before`, the minibatch first), and the rows X that it multiplies."""
+class Seen:
+    """What a pass forward saw of every layer: the activations before it (`before`), and the rows X that it multiplies.
+
+    The first of `before` is the minibatch.
+    """
 
     before: list[Tensor]
     X: list[Tensor]
     logits: Tensor
 
 
-def _forward(layers: Layers, inputs: Tensor) -> _Seen:
+def forward(layers: Layers, inputs: Tensor) -> Seen:
     before, X = [inputs], [layers.read(0, inputs)]
     for at, (weight, bias) in enumerate(zip(layers.weights[:-1], layers.biases[:-1], strict=True), start=1):
         before.append(torch.baddbmm(bias, X[-1], weight).relu_())
         X.append(layers.read(at, before[-1]))
-    return _Seen(before, X, torch.baddbmm(layers.biases[-1], X[-1], layers.weights[-1]))
+    return Seen(before, X, torch.baddbmm(layers.biases[-1], X[-1], layers.weights[-1]))
 
 
-def _backward(layers: Layers, seen: _Seen, last: Tensor) -> list[Tensor]:
+def _backward(layers: Layers, seen: Seen, last: Tensor) -> list[Tensor]:
     """D = ∂Ĉ/∂Z of every layer, from that of the last."""
     D = [last]
     for at in range(len(layers) - 1, 0, -1):
@@ -172,22 +207,33 @@ def _backward(layers: Layers, seen: _Seen, last: Tensor) -> list[Tensor]:
 
 
 def _penalty(
-    layers: Layers, seen: _Seen, D: list[Tensor], probabilities: Tensor, *, rates: Rates, half: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
-    """T = Ẋ and S = εD + (ελ/2)(Ḋ + μD) of every layer."""
-    X, last = seen.X, len(layers) - 1
-    examples = probabilities.shape[1]
+    layers: Layers, seen: Seen, D: list[Tensor], probabilities: Tensor, *, rates: Rates,
+    half: Tensor | float, pieces: int = 1,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """T = Ẋ and S = εD + (ελ/2)(Ḋ + μD) of every layer; `half` is ελ/2."""
+    last, runs = len(layers) - 1, len(probabilities)
+    examples = probabilities.shape[1] // pieces
+
+    def apart(rows: Tensor) -> Tensor:
+        """Rows (runs, rows, features) as (runs · pieces, rows of a piece, features)."""
+        return rows if pieces == 1 else rows.reshape(runs * pieces, -1, rows.shape[2])
+
+    def together(rows: Tensor) -> Tensor:
+        return rows if pieces == 1 else rows.reshape(runs, -1, rows.shape[2])
+
+    X, E = [apart(x) for x in seen.X], [apart(d) for d in D]
     decayed = rates.decayed and rates.decay_penalized
-    gram = [x.shape[1] * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2] * 3 / 2 for x, d in zip(X, D, strict=True)]
-    gradients = [None if small else torch.bmm(x.mT, d) for small, x, d in zip(gram, X, D, strict=True)]
+    gram = [x.shape[1] * (x.shape[2] + d.shape[2]) < x.shape[2] * d.shape[2] * 3 / 2 for x, d in zip(X, E, strict=True)]
+    gradients = [None if small else torch.bmm(x.mT, d) for small, x, d in zip(gram, X, E, strict=True)]
     T = [torch.zeros(0)]  # the minibatch itself does not move
-    for at, (x, d, gradient) in enumerate(zip(X, D, gradients, strict=True)):
+    for at, (x, d, gradient) in enumerate(zip(X, E, gradients, strict=True)):
         moved = torch.bmm(torch.bmm(x, x.mT), d) if gradient is None else torch.bmm(x, gradient)
         moved += d.sum(1, keepdim=True)
+        moved = together(moved)
         if at > 0:
             moved.baddbmm_(T[at], layers.weights[at])
         if decayed:
-            moved += rates.weight_decay * torch.baddbmm(layers.biases[at], x, layers.weights[at])
+            moved += rates.weight_decay * torch.baddbmm(layers.biases[at], seen.X[at], layers.weights[at])
         if at < last:
             T.append(layers.read(at + 1, _where_active(moved, seen.before[at + 1])))
     turned = probabilities * moved
@@ -196,14 +242,20 @@ def _penalty(
     if decayed:
         S[0] += half * rates.weight_decay * D[last]
     for at in range(last, 0, -1):
-        x, d, gradient = X[at], half * D[at], gradients[at]
-        s = torch.bmm(torch.bmm(d, D[at].mT), x) if gradient is None else torch.bmm(d, gradient.mT)
+        x, d, gradient = X[at], half * E[at], gradients[at]
+        s = together(torch.bmm(torch.bmm(d, E[at].mT), x) if gradient is None else torch.bmm(d, gradient.mT))
         s.baddbmm_(S[-1], layers.weights[at].mT)
         s = _where_active(layers.read_transposed(at, s), seen.before[at])
         if decayed:
             s += half * rates.weight_decay * D[at - 1]
         S.append(s)
     return T, S[::-1]
+
+
+def _products(X: list[Tensor], S: list[Tensor]) -> list[Tensor]:
+    """XᵀS of every layer, then 1ᵀS."""
+    weights = [torch.bmm(x.mT, s) for x, s in zip(X, S, strict=True)]
+    return [*weights, *[s.sum(1, keepdim=True) for s in S]]
 
 
 def _apply(layers: Layers, X: list[Tensor], S: list[Tensor], *, rates: Rates) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_conv1d, batched_mlp
+from tacit.studies.train.batched_gradients import BatchedGradients
+from tacit.studies.train.batched_optimizers import BatchedOptimizer
 from tacit.studies.train.models import signal_length
 from tacit.studies.train.packing import trains_alone
 
@@ -24,6 +26,13 @@ def _initialise(runs: Sequence[RunSpec], facts: Facts, *, dtype: torch.dtype) ->
     return batched_mlp.initialise([features, *[first.width] * first.depth, facts.classes], seeds, dtype=dtype)
 
 
+def is_fused(run: RunSpec) -> bool:
+    """Whether `batched_mlp.update` makes the whole update, in which no gradient is formed: the fastest where it can."""
+    return run.optimizer == "sgd" and not (
+        run.sam_radius or run.relative or run.micro_batch_size or run.penalty_until < 1
+    )
+
+
 class Batched:
     """Many models of one shape; every tensor has a leading run axis."""
 
@@ -34,47 +43,60 @@ class Batched:
         self.count, self.device, self.dtype = len(runs), device, dtype
         self.pause_every = 1 if trains_alone(first) else 20  # a step of a large model takes a while
         self.layers = _initialise(runs, facts, dtype=dtype).to(device)
-        self.one_hot = torch.eye(classes, dtype=dtype, device=device)
+        smoothing = first.label_smoothing
+        self.targets = torch.eye(classes, dtype=dtype, device=device) * (1 - smoothing) + smoothing / classes
         self.strengths = self._per_run([run.strength for run in runs])
         self.weight_decays = self._per_run([run.weight_decay for run in runs])
+        # AdamW's is no part of a loss.
+        self.decays_in_loss = self.weight_decays if first.optimizer != "adamw" else torch.zeros_like(self.weight_decays)
         self.penalized, self.decay_penalized = first.strength > 0, first.weight_decay_penalized
         self.decayed = any(run.weight_decay > 0 for run in runs)
+        self.updates = 0
+        self.gradients = BatchedGradients(runs, weight_decay=self.weight_decays)
+        self.optimizer = BatchedOptimizer(first, self.layers.tensors(), weight_decay=self.weight_decays)
+        self.fused = is_fused(first)
         self._numbers: list[float] = []
         self._rates: batched_mlp.Rates | None = None
 
     def update(self, inputs: Tensor, labels: Tensor, *, rates: Sequence[float]) -> Tensor:
         rows, targets = self._minibatch(inputs, labels)
-        return batched_mlp.update(self.layers, rows, targets, rates=self._rates_of(list(rates)))
+        found = self._rates_of(list(rates))
+        self.updates += 1
+        if self.fused:
+            return batched_mlp.update(self.layers, rows, targets, rates=found)
+        logits, gradients = self.gradients(self.layers, rows, targets, updates=self.updates - 1)
+        self.optimizer.step(gradients, rate=found.learning_rate, number=self.updates)
+        return logits
 
     def outputs(self, inputs: Tensor) -> Tensor:
         return batched_mlp.outputs(self.layers, inputs.reshape(len(inputs), -1).expand(self.count, -1, -1))
 
     def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
         rows, targets = self._minibatch(inputs, labels)
-        found = batched_mlp.squared_gradient_norm(self.layers, rows, targets, weight_decay=self.weight_decays)
+        found = batched_mlp.squared_gradient_norm(self.layers, rows, targets, weight_decay=self.decays_in_loss)
         return found.cpu().double()
 
     def decay_losses(self) -> Tensor:
         halves = batched_mlp.half_squared_norm(self.layers).cpu().double()
-        return self.weight_decays.flatten().cpu().double() * halves
+        return self.decays_in_loss.flatten().cpu().double() * halves
 
     def tensors(self) -> list[Tensor]:
-        return self.layers.tensors()
+        return [*self.layers.tensors(), *self.optimizer.tensors(), *self.gradients.tensors()]
 
     def weights(self, number: int) -> dict[str, Tensor]:
         named = batched_conv1d.weights if self.layers.links else batched_mlp.weights
         return named(self.layers, number)
 
     def resumed_at(self, updates: int) -> None:
-        """Nothing here depends on it."""
+        self.updates = updates
 
     def clear(self, number: int) -> None:
-        for tensor in self.layers.tensors():
+        for tensor in self.tensors():
             tensor[number].zero_()
 
     def _minibatch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         rows = inputs.reshape(self.count, len(inputs) // self.count, -1)
-        return rows, self.one_hot.index_select(0, labels).view(*rows.shape[:2], -1)
+        return rows, self.targets.index_select(0, labels).view(*rows.shape[:2], -1)
 
     def _rates_of(self, numbers: list[float]) -> batched_mlp.Rates:
         """Made anew only when a schedule, or a run that diverged, changes them."""

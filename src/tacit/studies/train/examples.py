@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
+from tacit._random import generator
 from tacit.studies.data import augment, images
 from tacit.studies.data.facts import Data, Facts
 from tacit.studies.data.signals import Signals
@@ -39,7 +40,7 @@ class Examples:
 def prepare(
     data: Data, run: RunSpec, facts: Facts, *, device: torch.device, dtype: torch.dtype
 ) -> tuple[Examples, Examples]:
-    """The first `train_size` and `test_size` examples of a dataset, as this run sees them."""
+    """The first `train_size` and `test_size` examples of a dataset, as this run sees them; no noise in test labels."""
     if run.train_size > facts.train_size or (run.test_size or 0) > facts.test_size:
         raise InputError(
             f"{run.dataset} has {facts.train_size} training and {facts.test_size} test examples; found train_size "
@@ -54,10 +55,20 @@ def prepare(
     most_shift = int(amount(run)) if run.augmentation == "shift" else 0
 
     train, test = slice(run.train_size), slice(run.test_size)
+    labels = with_noise(torch.tensor(data.train_targets[train], dtype=torch.long), run.label_noise, facts.classes)
     return (
-        Examples(made(data.train_inputs[train], most_shift=most_shift), _targets(data.train_targets[train], device)),
+        Examples(made(data.train_inputs[train], most_shift=most_shift), labels.to(device)),
         Examples(made(data.test_inputs[test]), _targets(data.test_targets[test], device)),
     )
+
+
+def with_noise(labels: Tensor, share: float, classes: int) -> Tensor:
+    """The labels with this share of them drawn anew from all classes: the same ones whatever a run's seed."""
+    draws = generator(0, "labels", len(labels))
+    chosen = torch.randperm(len(labels), generator=draws)[: round(share * len(labels))]
+    noisy = labels.clone()
+    noisy[chosen] = torch.randint(classes, (len(labels),), generator=draws)[: len(chosen)]
+    return noisy
 
 
 def standardised(

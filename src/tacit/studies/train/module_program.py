@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from tacit._errors import InputError
 from tacit._own_code import call, is_own
 from tacit._random import derive_seed, generator
-from tacit.penalty import GradientPenalty
+from tacit.penalty import GradientPenalty, SharpnessAware
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
@@ -38,6 +38,7 @@ from tacit.studies.train.residual_derivatives import Derivatives
 EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time are 1.2 to 1.6 times as fast as 250
 # The method is exact and fixed by the model, so that rounding never depends on the machine. The Gram form gains nothing
 # on convolutions of few channels (`benchmarks/results/wrn_update.json`).
+# One pass for all micro-batches is taken where it was timed to be faster, so they are looped over instead.
 # Of Wide-ResNets only those in bfloat16 need a method.
 CONVOLUTIONS = ("wide_resnet", "conv1d")
 
@@ -75,6 +76,22 @@ def _build_own(run: RunSpec) -> nn.Module:
     return model
 
 
+def make_stepper(run: RunSpec, model: nn.Module) -> GradientPenalty | SharpnessAware:
+    """The package's own step of a run: that of SAM, or of the penalty."""
+    if run.sam_radius:
+        return SharpnessAware(model, run.sam_radius, sampled=run.sam_rows, seed=run.seed)
+    loops = run.model in CONVOLUTIONS or run.micro_batch_size is not None
+    return GradientPenalty(
+        model, run.strength, method="double_backward" if loops else "gram",
+        micro_batch_size=run.micro_batch_size, sampled=run.sampled, seed=run.seed,
+    )  # fmt: skip
+
+
+def has_derivatives(run: RunSpec) -> bool:
+    """Whether `residual_derivatives` is its gradient: in float32, of whole minibatches and labels without smoothing."""
+    return run.precision == "float32" and not (run.label_smoothing or run.micro_batch_size)
+
+
 class _LostError(Exception):
     """The loss of a minibatch is not finite."""
 
@@ -99,11 +116,10 @@ class Single:
         self.trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.parameters: list[Tensor] = list(self.trainable)
         self.evaluation_rows = 250 if self.own else min(250, max(1, EVALUATED_ACTIVATIONS // count(run).activations))
-        method = "double_backward" if run.model in CONVOLUTIONS else "gram"
-        self.penalty = GradientPenalty(self.model, run.strength, method=method)
+        self.stepper = make_stepper(run, self.model)
         self.derivatives: Derivatives | None = None
         # Not for a user's own subclass: its forward pass may be another.
-        if isinstance(self.model, WideResNet) and not self.own and run.precision == "float32":
+        if isinstance(self.model, WideResNet) and not self.own and has_derivatives(run):
             self.derivatives = Derivatives(self.model)
         self.optimizer = None if run.optimizer == "sgd" else make_optimizer(run, self.trainable)
         self.updates = 0
@@ -113,22 +129,25 @@ class Single:
         inputs = self._laid_out(inputs)
         with self._draws():
             try:
+                decayed = self._decay_in_graph
                 logits, gradients = self._gradients(inputs, labels)
             except _LostError as lost:
                 return self._lose(lost.logits)
         self.updates += 1
-        self._apply(gradients, rate)
+        self._apply(gradients, rate, decayed=decayed)
         return logits.detach()[None]
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-        if self.run.strength:
+        if self._penalty_is_on:
             return self._penalized(inputs, labels)
+        if self.run.sam_radius:
+            return self._stepped(inputs, labels, decay=0.0)
         logits = self._logits(inputs)
-        loss = F.cross_entropy(logits, labels)
+        loss = self._loss(logits, labels)
         return logits, list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
 
-    def _apply(self, gradients: list[Tensor], rate: float) -> None:
-        decay = 0.0 if self._decay_in_graph or self.run.optimizer == "adamw" else self.run.weight_decay
+    def _apply(self, gradients: list[Tensor], rate: float, *, decayed: bool) -> None:
+        decay = 0.0 if decayed or self.run.optimizer == "adamw" else self.run.weight_decay
         with torch.no_grad():
             if self.optimizer is not None:
                 if decay:
@@ -150,7 +169,7 @@ class Single:
     def squared_gradient_norms(self, inputs: Tensor, labels: Tensor) -> Tensor:
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # this is no update: batch norm must not count it
         with self._draws():
-            loss = F.cross_entropy(self._logits(self._laid_out(inputs)), labels)
+            loss = self._loss(self._logits(self._laid_out(inputs)), labels)
             gradients = list(torch.autograd.grad(loss, self.parameters, materialize_grads=self.own))
         with torch.no_grad():
             for buffer, value in zip(self.model.buffers(), buffers, strict=True):
@@ -173,6 +192,10 @@ class Single:
 
     def resumed_at(self, updates: int) -> None:
         self.updates = updates
+        if isinstance(self.stepper, SharpnessAware):
+            self.stepper.load_state_dict({"steps": updates, "seed": self.run.seed})
+        else:
+            self.stepper.steps = updates
 
     @contextlib.contextmanager
     def _draws(self) -> Iterator[None]:
@@ -190,19 +213,26 @@ class Single:
 
     @property
     def _decay_in_graph(self) -> bool:
-        penalized = self.run.strength > 0 and self.run.weight_decay_penalized
-        return penalized and self.run.optimizer != "adamw"
+        return self._penalty_is_on and self.run.weight_decay_penalized and self.run.optimizer != "adamw"
+
+    @property
+    def _penalty_is_on(self) -> bool:
+        return self.run.strength > 0 and self.updates < self.run.penalized_updates
 
     def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         decay = self.run.weight_decay if self._decay_in_graph else 0.0
         if self.derivatives is not None:
             return self._penalized_by_hand(self.derivatives, inputs, labels, decay=decay)
+        return self._stepped(inputs, labels, decay=decay)
+
+    def _stepped(self, inputs: Tensor, labels: Tensor, *, decay: float) -> tuple[Tensor, list[Tensor]]:
+        """Logits of the minibatch, and what a step of the package puts into `.grad`, with μω of `decay` in the loss."""
         seen: list[Tensor] = []
 
-        def loss() -> Tensor:
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = self._logits(inputs)
-            seen.append(logits)
-            value = F.cross_entropy(logits, labels)
+            seen.append(logits.detach())
+            value = self._loss(logits, labels)
             if decay:
                 flat = torch.cat([parameter.reshape(-1) for parameter in self.parameters])  # one node for all tensors
                 value = value + decay / 2 * flat.dot(flat)
@@ -211,9 +241,11 @@ class Single:
             return value
 
         self.model.zero_grad(set_to_none=True)
-        self.penalty.backward(loss)
+        self.stepper.backward(loss, inputs, labels)
         found = [torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters]
-        return seen[0], found
+        whole = [logits for logits in seen if len(logits) == len(labels)]
+        logits = whole[-1] if whole else torch.cat(seen[-(len(labels) // len(seen[-1])) :])
+        return logits, found
 
     def _penalized_by_hand(
         self, derivatives: Derivatives, inputs: Tensor, labels: Tensor, *, decay: float
@@ -244,6 +276,9 @@ class Single:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.run.precision == "bfloat16"):
             logits: Tensor = self.model(inputs)
         return logits if self.run.precision == "float32" else logits.float()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
 
     def _laid_out(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=self.layout) if inputs.dim() == 4 else inputs

@@ -27,6 +27,17 @@ class Count:
 NOMINAL = Count(parameters=100_000, multiply_adds=100_000, activations=20_000, layers=4)
 
 
+def step_factor(run: RunSpec, penalized: float) -> float:
+    """What an update costs beside a plain one, where one with the exact penalty on all rows costs `penalized`."""
+    if run.sam_radius:
+        return 1 + (run.sam_rows or run.batch_size) / run.batch_size
+    if not (run.strength or run.relative):
+        return 1.0
+    if run.sampled:
+        penalized = 1 + penalized * run.sampled * (run.micro_batch_size or 0) / run.batch_size
+    return run.penalty_until * penalized + 1 - run.penalty_until
+
+
 def expected_test_size(run: RunSpec) -> int:
     """Test examples of a run that judges on all; of an own dataset it is not known, and taken to be `train_size`."""
     return run.train_size if is_own(run.dataset) else DATASETS[run.dataset].test_size

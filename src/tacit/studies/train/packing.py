@@ -45,7 +45,7 @@ class Fleet:
         # once (2.1 million operations per layer), the exact penalty at 2.5 plain updates, 3.5 with convolutions, 2.8
         # with those of a Wide-ResNet (`benchmarks/results/wrn_update.json`: 2.63 at 16x16, 2.95 at 32x32).
         update = 2.1 * counted.layers + 6 * first.batch_size * weights * len(self.runs)
-        update *= {"mlp": 2.5, "wide_resnet": 2.8}.get(first.model, 3.5) if first.strength else 1.0
+        update *= operations.step_factor(first, {"mlp": 2.5, "wide_resnet": 2.8}.get(first.model, 3.5))
         test_size = first.test_size or operations.expected_test_size(first)
         evaluation = 2 * (first.train_size + test_size) * weights * len(self.runs)
         return first.total_updates * update + first.evaluations * evaluation
@@ -53,7 +53,7 @@ class Fleet:
 
 def has_run_axis(run: RunSpec) -> bool:
     """Whether such runs can train as one program with a run axis; others have a model of their own."""
-    return run.model in ("mlp", "conv1d") and run.precision == "float32" and run.optimizer == "sgd"
+    return run.model in ("mlp", "conv1d") and run.precision == "float32"
 
 
 def trains_alone(run: RunSpec) -> bool:
@@ -62,12 +62,14 @@ def trains_alone(run: RunSpec) -> bool:
 
 
 def shape(run: RunSpec) -> tuple[object, ...]:
-    """Runs of equal shape can share a fleet; λ = 0 and λ > 0 do not, because the first would pay for the second."""
+    """Runs of equal shape can share a fleet; λ = 0 and λ > 0 do not, because the first needs no penalty's passes."""
     return (
         run.dataset, run.model, run.method, run.augmentation, run.train_size, run.width, run.depth,
         run.batch_size, run.inner_steps, run.minibatches, run.evaluations, run.strength > 0,
         run.image_size, run.test_size, run.weight_decay_penalized, run.precision, run.augmentation_amount,
         run.optimizer, run.momentum, canonical([run.model_arguments, run.own_code]),
+        run.label_smoothing, run.label_noise, run.micro_batch_size, run.sampled, run.relative > 0, run.penalty_until,
+        run.sam_radius > 0, run.sam_rows,
     )  # fmt: skip
 
 

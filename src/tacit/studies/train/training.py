@@ -82,7 +82,7 @@ class Training:
             if self.position in self.evaluate_at:
                 self._evaluate()
             elif self.position % CHECK_EVERY == 0:
-                self._freeze_diverged(losses(logits, labels.view(len(self.runs), -1)).mean(1))
+                self._freeze_diverged(self._losses(logits, labels.view(len(self.runs), -1)).mean(1))
             if pause is not None and self.position % self.program.pause_every == 0:
                 pause(self)
 
@@ -157,8 +157,11 @@ class Training:
             labels = judged.targets[start : start + rows]
             logits = self.program.outputs(judged.inputs.between(start, start + rows))
             right += (logits.argmax(2) == labels).sum(1).cpu()
-            loss += losses(logits, labels.expand(len(self.runs), -1)).cpu().sum(1, dtype=torch.float64)
+            loss += self._losses(logits, labels.expand(len(self.runs), -1)).cpu().sum(1, dtype=torch.float64)
         return right / len(judged), loss / len(judged)
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return losses(logits, labels, smoothing=self.first.label_smoothing)
 
     def _freeze_diverged(self, loss: Tensor) -> None:
         """A run whose loss is not a number, or beyond return, keeps what was seen and trains no further."""
@@ -254,9 +257,10 @@ def rate_factor(run: RunSpec) -> Callable[[int], float]:
     return lambda step: float(function(step, run.minibatches))
 
 
-def losses(logits: Tensor, labels: Tensor) -> Tensor:
+def losses(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of every row, (runs, rows)."""
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    rows = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=smoothing)
+    return rows.view(labels.shape)
 
 
 HISTORY = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")
