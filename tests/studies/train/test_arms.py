@@ -34,11 +34,10 @@ def spec(**values: Any) -> RunSpec:
 
 
 def fleet(axis: str, numbers: list[float], **values: Any) -> list[RunSpec]:
-    """Two seeds of every number, each pair with a decay of its own."""
+    """Both numbers with a decay of their own, and the second with the seed of the first, too."""
     return [
-        spec(**{**values, axis: number, "seed": seed, "weight_decay": values.get("weight_decay", 0.0) * (1 + at)})
-        for at, number in enumerate(numbers)
-        for seed in (0, 1)
+        spec(**{**values, axis: numbers[at], "seed": seed, "weight_decay": values.get("weight_decay", 0.0) * (1 + at)})
+        for at, seed in ((0, 0), (1, 1), (1, 0))
     ]
 
 
