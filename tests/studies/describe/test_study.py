@@ -180,7 +180,6 @@ IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"label_noise": 1.0}, "label_noise is 1.0; expected a number less than 1"),
     ({"label_smoothing": -0.1}, "label_smoothing is -0.1; expected at least 0"),
     ({"penalty_until": 0.0}, "penalty_until is 0.0; expected a number greater than 0"),
-    ({"precision": "bfloat16", "relative": 0.1}, "precision is bfloat16; expected model mlp or conv1d in float32"),
     ({"precision": "float16"}, "precision is 'float16'; expected 'float32' or 'bfloat16'"),
 ]
 

@@ -34,11 +34,10 @@ def spec(**values: Any) -> RunSpec:
 
 
 def fleet(axis: str, numbers: list[float], **values: Any) -> list[RunSpec]:
-    """Two seeds of every number, each pair with a decay of its own."""
+    """Both numbers with a decay of their own, and the second with the seed of the first, too."""
     return [
-        spec(**{**values, axis: number, "seed": seed, "weight_decay": values.get("weight_decay", 0.0) * (1 + at)})
-        for at, number in enumerate(numbers)
-        for seed in (0, 1)
+        spec(**{**values, axis: numbers[at], "seed": seed, "weight_decay": values.get("weight_decay", 0.0) * (1 + at)})
+        for at, seed in ((0, 0), (1, 1), (1, 0))
     ]
 
 
@@ -155,7 +154,7 @@ class Naive:
         strength = self.applied
         if self.weight > 0 or self.means[0] > 0:
             wanted = self.run.relative * self.means[0] / self.means[1]
-            strength = min(max(wanted, 2.0**-34), 16.0, 16 * self.applied)
+            strength = min(max(wanted, 2.0**-34), 1.0, 16 * self.applied)
         if self.weight == 0 and 16 * strength * product < self.run.relative * gradient:
             self.means = [gradient, product]  # of a λ that was a guess: for the next update only
         else:
@@ -199,6 +198,9 @@ ALONE = {
     "micro-batches": {"strength": 0.3, **MICRO, "weight_decay": 0.05},
     "micro-batches, until": {"strength": 0.3, **MICRO, "weight_decay": 0.05, "penalty_until": 0.3},
     "sampled": {"strength": 0.3, **ONE, "weight_decay": 0.05, "label_smoothing": 0.1},
+    "relative": {"relative": 0.4, **ONE, "weight_decay": 0.05},
+    "relative, whole minibatch": {"relative": 0.2, "optimizer": "momentum", "learning_rate": 0.005},
+    "relative, micro-batches, until": {"relative": 0.4, **MICRO, "penalty_until": 0.5},
     "SAM": {"sam_radius": 0.1, "weight_decay": 0.05, "optimizer": "momentum", "learning_rate": 0.005},
     "SAM, 4 rows": {"sam_radius": 0.1, "sam_rows": 4, "weight_decay": 0.05, "label_smoothing": 0.1},
     "sampled of 3, adamw": {

@@ -129,6 +129,8 @@ RESUMED: list[dict[str, Any]] = [
     *[{**values, "strength": 0.1} for values, _ in OPTIMIZERS],
     {"strength": 0.1, "micro_batch_size": 4},
     {"strength": 0.1, "micro_batch_size": 4, "sampled": 2, "optimizer": "adamw"},
+    {"relative": 0.4, "micro_batch_size": 4, "sampled": 1},
+    {"relative": 0.4, "optimizer": "momentum"},
     {"sam_radius": 0.1},
     {"sam_radius": 0.1, "sam_rows": 4, "optimizer": "momentum"},
 ]

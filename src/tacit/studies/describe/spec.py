@@ -75,7 +75,6 @@ LATER: dict[str, Any] = {
     "sam_radius": 0.0,
     "sam_rows": None,
 }
-FLEETS_ALONE = ("relative",)  # keys that programs of one run lack
 AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
 
 
@@ -259,13 +258,6 @@ class RunSpec(BaseModel):
     def _check_regularizers(self) -> None:
         """The keys that go with a penalty on micro-batches, and with SAM; λ = 0 goes with all: it is part of grids."""
         rows, b, q = self.batch_size, self.micro_batch_size, self.sampled
-        own_program = self.model not in ("mlp", "conv1d") or self.precision != "float32"
-        later = [key for key in FLEETS_ALONE if getattr(self, key) != LATER[key]]
-        if own_program and later:
-            raise ValueError(
-                f"{later[0]} is {getattr(self, later[0])}, model is {self.model} and precision is {self.precision}; "
-                "expected model mlp or conv1d in float32"
-            )
         if self.strength and self.relative:
             raise ValueError(f"strength is {self.strength} and relative is {self.relative}; expected one of them")
         if self.sam_radius and (self.strength or self.relative):

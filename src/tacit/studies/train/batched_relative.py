@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SMOOTHING, CAP, START = 0.02, 16.0, 2.0**-14  # the defaults of `tacit.Relative`
-RISE, FELT, FLOOR = 16.0, 16.0, 2.0**-20
+from tacit.penalty.relative import FELT, FLOOR, RISE, Relative
+
+FACTS = Relative(1.0)  # for its defaults
 
 
 class BatchedRelative:
@@ -22,23 +23,24 @@ class BatchedRelative:
         self.gradient, self.product, self.weight = (
             torch.zeros_like(ratio) for _ in range(3)
         )  # means, and their weight
-        self.applied = torch.full_like(ratio, START)
+        self.applied = torch.full_like(ratio, FACTS.start)
 
     def tensors(self) -> list[Tensor]:
         return [self.gradient, self.product, self.weight, self.applied]
 
     def now(self) -> Tensor:
-        wanted = (self.ratio * self.gradient / self.product).clamp(FLOOR * START, CAP)
+        wanted = (self.ratio * self.gradient / self.product).clamp(FLOOR * FACTS.start, FACTS.cap)
         known = (self.gradient > 0) | (self.product > 0)
-        return torch.where(known, wanted.minimum(RISE * self.applied.clamp(min=START)), self.applied)
+        return torch.where(known, wanted.minimum(RISE * self.applied.clamp(min=FACTS.start)), self.applied)
 
     def see(self, strength: Tensor, gradient: Sequence[Tensor], product: Sequence[Tensor]) -> None:
         """Take note of a step with this λ, of its gradients and of ½ H∇Ĉ."""
         seen = norms(gradient), norms(product)
         counts = seen[0].isfinite() & seen[1].isfinite() & ((seen[0] > 0) | (seen[1] > 0))
         trusted = (self.weight > 0) | (FELT * strength * seen[1] >= self.ratio * seen[0])
-        grown = torch.where(trusted, (1 - SMOOTHING) * self.weight + SMOOTHING, 0.0)
-        gain = torch.where(trusted, SMOOTHING / grown, 1.0)  # a step that is not trusted is forgotten at the next
+        w = FACTS.smoothing
+        grown = torch.where(trusted, (1 - w) * self.weight + w, 0.0)
+        gain = torch.where(trusted, w / grown, 1.0)  # a step that is not trusted is forgotten at the next
         for mean, new in zip((self.gradient, self.product), seen, strict=True):
             mean.copy_(torch.where(counts, (1 - gain) * mean + gain * new, mean))
         self.weight.copy_(torch.where(counts, grown, self.weight))

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from tacit._errors import InputError
 from tacit._own_code import call, is_own
 from tacit._random import derive_seed, generator
-from tacit.penalty import GradientPenalty, SharpnessAware
+from tacit.penalty import GradientPenalty, Relative, SharpnessAware
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import devices
@@ -40,6 +40,7 @@ EVALUATED_ACTIVATIONS = 4_500_000  # WRN-10-1 on 32x32 images: 50 rows at a time
 # on convolutions of few channels (`benchmarks/results/wrn_update.json`).
 # One pass for all micro-batches is taken where it was timed to be faster, so they are looped over instead.
 # Of Wide-ResNets only those in bfloat16 need a method.
+NORMS = ("gradient_norm", "product_norm", "weight", "applied", "pause")  # of `GradientPenalty.state_dict()["relative"]`
 CONVOLUTIONS = ("wide_resnet", "conv1d")
 
 
@@ -82,14 +83,15 @@ def make_stepper(run: RunSpec, model: nn.Module) -> GradientPenalty | SharpnessA
         return SharpnessAware(model, run.sam_radius, sampled=run.sam_rows, seed=run.seed)
     loops = run.model in CONVOLUTIONS or run.micro_batch_size is not None
     return GradientPenalty(
-        model, run.strength, method="double_backward" if loops else "gram",
+        model, Relative(run.relative) if run.relative else run.strength,
+        method="double_backward" if loops else "gram",
         micro_batch_size=run.micro_batch_size, sampled=run.sampled, seed=run.seed,
     )  # fmt: skip
 
 
 def has_derivatives(run: RunSpec) -> bool:
-    """Whether `residual_derivatives` is its gradient: in float32, of whole minibatches and labels without smoothing."""
-    return run.precision == "float32" and not (run.label_smoothing or run.micro_batch_size)
+    """Whether `residual_derivatives` is its gradient: in float32, a fixed λ, whole minibatches, labels as they are."""
+    return run.precision == "float32" and not (run.label_smoothing or run.micro_batch_size or run.relative)
 
 
 class _LostError(Exception):
@@ -123,6 +125,7 @@ class Single:
             self.derivatives = Derivatives(self.model)
         self.optimizer = None if run.optimizer == "sgd" else make_optimizer(run, self.trainable)
         self.updates = 0
+        self.norms = torch.zeros(len(NORMS), dtype=torch.float64)  # what a relative strength goes on with; 0: nothing
 
     def update(self, inputs: Tensor, labels: Tensor, *, rates: Sequence[float]) -> Tensor:
         (rate,) = rates
@@ -185,6 +188,10 @@ class Single:
 
     def tensors(self) -> list[Tensor]:
         state = [] if self.optimizer is None else state_tensors(self.optimizer)
+        if isinstance(self.stepper, GradientPenalty) and (norms := self.stepper.state_dict()["relative"]):
+            self.norms.copy_(torch.tensor([norms[name] for name in NORMS], dtype=torch.float64))
+        if self.run.relative:
+            state.append(self.norms)
         return [each.detach() for each in (*self.parameters, *self.model.buffers(), *state)]
 
     def weights(self, number: int) -> dict[str, Tensor]:
@@ -194,8 +201,11 @@ class Single:
         self.updates = updates
         if isinstance(self.stepper, SharpnessAware):
             self.stepper.load_state_dict({"steps": updates, "seed": self.run.seed})
-        else:
-            self.stepper.steps = updates
+            return
+        state = {**self.stepper.state_dict(), "steps": updates}
+        if self.norms.any():
+            state["relative"] = dict(zip(NORMS, self.norms.tolist(), strict=True))
+        self.stepper.load_state_dict(state)
 
     @contextlib.contextmanager
     def _draws(self) -> Iterator[None]:
@@ -217,7 +227,7 @@ class Single:
 
     @property
     def _penalty_is_on(self) -> bool:
-        return self.run.strength > 0 and self.updates < self.run.penalized_updates
+        return max(self.run.strength, self.run.relative) > 0 and self.updates < self.run.penalized_updates
 
     def _penalized(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
         decay = self.run.weight_decay if self._decay_in_graph else 0.0

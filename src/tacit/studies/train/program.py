@@ -44,7 +44,7 @@ class Program(Protocol):
         """The parameters and buffers of one run, by their names in the model that `module_program.build` makes."""
 
     def resumed_at(self, updates: int) -> None:
-        """Told after a restore how many updates were made."""
+        """Told after a restore, when `tensors` are in place, how many updates were made."""
 
     def clear(self, number: int) -> None:
         """Zeros for a run that diverged: nothing reads it again, and infinities are kept out of the arithmetic."""

@@ -226,9 +226,9 @@ class Training:
         checkpoint.check(arrays, state, self._frame())
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
         self._cpu_before += checkpoint.cpu_seconds_in(state)
-        self.program.resumed_at(self.position * self.first.inner_steps)
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
+        self.program.resumed_at(self.position * self.first.inner_steps)
 
     def _frame(self) -> Frame:
         tensors = enumerate(self.program.tensors())
