@@ -157,7 +157,8 @@ class Capture(TorchFunctionMode):
     def record(self, use: LayerUse, inputs: Tensor, bias: Tensor | None) -> Tensor:
         use.ordinary = lambda: self.open
         weight, device = use.weight, use.weight.device.type
-        if torch.is_autocast_enabled(device) and not isinstance(use, (EmbeddingUse, ScalarUse)):
+        enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        if enabled and not isinstance(use, (EmbeddingUse, ScalarUse)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         outputs = use.apply(inputs, weight, bias, self.anchor)

@@ -83,9 +83,19 @@ def _norm_by_index(uses: Sequence[LayerUse]) -> Tensor:
             index = index.reshape(use.micro_batches, -1) + first.unsqueeze(1)
         indices.append(index.reshape(-1))
         gradients.append(gradient)
-    found, places = torch.unique(torch.cat(indices), return_inverse=True)
     whole = torch.cat(gradients)
-    return whole.new_zeros(len(found), whole.shape[-1]).index_add(0, places, whole).square().sum()
+    return torch.zeros_like(whole).index_add(0, _groups(torch.cat(indices)), whole).square().sum()
+
+
+def _groups(indices: Tensor) -> Tensor:
+    """For each index the number of its value among those that occur, as `torch.unique` has it.
+
+    That waits for the device, which has to say how many there are.
+    """
+    ordered, order = indices.sort()
+    new = torch.zeros_like(ordered)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return torch.empty_like(order).scatter(0, order, new.cumsum(0))
 
 
 def _direct_norm(uses: Sequence[LayerUse], with_bias: bool) -> Tensor:

@@ -162,7 +162,7 @@ class DeferredCheck:
         return self
 
     def see(self, loss: Tensor) -> None:
-        bad = loss.detach().isfinite().logical_not()
+        bad = loss.detach().isfinite().logical_not().any()
         self.seen = bad if self.seen is None else self.seen | bad
 
     def raise_if_seen(self) -> None:

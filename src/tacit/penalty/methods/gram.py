@@ -55,22 +55,21 @@ def run(objective: Objective, *, keep_factors: bool) -> tuple[Outcome, list[Line
     view = _capture(objective, objective.closures[0])
     factored = [use for use in view.uses if keep_factors and can_keep_factors(use)]
     norm, checked, part = torch.zeros_like(view.loss), False, None
-    with torch.autocast(parameters[0].device.type, enabled=False):
-        if not objective.penalised:  # one backward pass is enough, and uses need no D
-            outer_pass(objective, view.loss, view.uses, factored)
-        else:
-            before = BufferVersions(objective.modules)
-            inner_pass(view, parameters, objective.scale)
-            norm = squared_norm(view, parameters) / objective.scale**2
-            with before.keep_from_here():
-                if objective.check_layers:
-                    with buffers_kept(objective.modules):  # it runs checkpointed blocks once more
-                        checked = check_against_double_backward(
-                            view.loss, view.uses, parameters, norm=norm, scale=objective.scale
-                        )
-                part, watch = _watch_part(objective, view, factored)
-                value = objective.plain_part(view.loss) + objective.strength / 4 * norm
-                outer_pass(objective, value, view.uses, factored, watch)
+    if not objective.penalised:  # one backward pass is enough, and uses need no D
+        outer_pass(objective, view.loss, view.uses, factored)
+    else:
+        before = BufferVersions(objective.modules)
+        inner_pass(view, parameters, objective.scale)
+        norm = squared_norm(view, parameters) / objective.scale**2
+        with before.keep_from_here():
+            if objective.check_layers:
+                with buffers_kept(objective.modules):  # it runs checkpointed blocks once more
+                    checked = check_against_double_backward(
+                        view.loss, view.uses, parameters, norm=norm, scale=objective.scale
+                    )
+            part, watch = _watch_part(objective, view, factored)
+            value = objective.plain_part(view.loss) + objective.strength / 4 * norm
+            outer_pass(objective, value, view.uses, factored, watch)
     outcome = Outcome(view.loss.detach(), norm.detach(), checked=checked, part=part)
     return outcome, [use for use in factored if isinstance(use, LinearUse)]
 

@@ -60,21 +60,23 @@ class OnePass:
             buffers=objective.model.buffers(),
         )
         with torch.enable_grad(), uncompiled(objective.compiled):
-            losses = micro_batch_losses(closure, batch, capture, objective.model, may_overflow=objective.may_overflow)
+            later = objective.may_overflow or objective.deferred is not None
+            losses = micro_batch_losses(closure, batch, capture, objective.model, may_overflow=later)
+        if objective.deferred is not None and not objective.may_overflow:
+            objective.deferred.see(losses)
         if objective.look is not None:
             objective.look(losses)
         refuse_wrong_graphs(losses, exact=True)
         _refuse_mixed_uses(capture, losses, never_layers)
-        self.uses, self.device = capture.uses, parameters[0].device.type
+        self.uses = capture.uses
         self.factored = [use for use in self.uses if keep_factors and can_keep_factors(use)]
         view = View(losses.sum(), self.uses, capture.anchor, {}, capture.copies)
-        with torch.autocast(self.device, enabled=False):
-            self.loss = losses.mean()
-            inner_pass(view, parameters, objective.scale)
-            _refuse_large_copies(view, parameters, count)
-            part, self.copies_watch = _watch_part(objective, view, count)
-            self.mean_gradient = None if objective.applied is None else _mean_gradient(objective, view, count)
-            self.norm = squared_norm(view, parameters) / (count * objective.scale**2)
+        self.loss = losses.mean()
+        inner_pass(view, parameters, objective.scale)
+        _refuse_large_copies(view, parameters, count)
+        part, self.copies_watch = _watch_part(objective, view, count)
+        self.mean_gradient = None if objective.applied is None else _mean_gradient(objective, view, count)
+        self.norm = squared_norm(view, parameters) / (count * objective.scale**2)
         self.coarsest = max(
             (use.output_gradient.dtype for use in self.uses if use.output_gradient is not None),
             key=lambda dtype: torch.finfo(dtype).eps,
@@ -91,7 +93,7 @@ class OnePass:
                 PenaltyPart(objective.strength), self.mean_gradient, objective.factor, objective.loss_weight,
                 collect=objective.collect,
             )  # fmt: skip
-        with torch.autocast(self.device, enabled=False), self.copies_watch.watching():
+        with self.copies_watch.watching():
             value = objective.plain_part(self.loss) + objective.strength / 4 * self.norm
             outer_pass(objective, value, self.uses, factored, watch)
         return [use for use in factored if isinstance(use, LinearUse)]
