@@ -32,6 +32,28 @@ accelerator.register_for_checkpointing(penalty)
 accelerator.backward(penalty.loss(lambda: loss_fn(model(inputs), targets), scaler=accelerator.scaler))""",
 }
 
+# Sharpness-aware minimization with its direction from drawn rows; run by the same test.
+SAM = {
+    "plain loop": """\
+sam = tacit.SharpnessAware(model, radius=0.05, sampled=16)
+sam.backward(lambda x, y: loss_fn(model(x), y), inputs, targets)""",
+    "Lightning, automatic": """\
+trainer = pl.Trainer(callbacks=[tacit.lightning.SharpnessAware(radius=0.05, sampled=16)])""",
+    "Lightning, manual": """\
+sam = tacit.SharpnessAware(self, radius=0.05, sampled=16)
+self.manual_backward(sam.loss(lambda x, y: loss_fn(self(x), y), inputs, targets))""",
+    "Lightning Fabric": """\
+sam = tacit.lightning.FabricSharpnessAware(model, radius=0.05, sampled=16)
+fabric.backward(sam.loss(lambda x, y: loss_fn(model(x), y), inputs, targets))""",
+    "Transformers `Trainer`": """\
+class SamTrainer(tacit.transformers.PenaltyMixin, Trainer): pass
+trainer = SamTrainer(model=model, args=args, train_dataset=rows, penalty=dict(radius=0.05, sampled=16))""",
+    "accelerate": """\
+sam = tacit.SharpnessAware(model, radius=0.05, sampled=16)
+accelerator.register_for_checkpointing(sam)
+accelerator.backward(sam.loss(lambda x, y: loss_fn(model(x), y), inputs, targets, scaler=accelerator.scaler))""",
+}
+
 # The same calls with the number of the optimizer step, where no counter of a trainer can be read; run by the same test.
 STEPS = {
     "plain loop": "penalty.backward(closure, weight=1 / k, step=call // k)",
@@ -76,13 +98,26 @@ The coin of `probability=p` is one of each batch everywhere: a whole step with �
 A resumed run takes step counts and random state from the checkpoint. A strength that is passed now and is not the one
 that the stored run was made with wins, and one line of the log says so.
 
+## SAM, and a few rows of each batch
+
+`tacit.SharpnessAware` goes into the same places, by the same rules: each batch has its own direction g, of the whole
+batch or with `sampled=n` of n drawn rows of it. Loss, outputs and logs are those of the whole batch at the moved
+parameters, once; the trainer logs `tacit/direction_norm`, ‖g‖, in place of the penalty's numbers. Schedules of the
+radius count optimizer steps as those of the strength do.
+
+{sam}
+
+The penalty of a few rows is `micro_batch_size=16, sampled=1` in place of `sampled=16`, beside the strength:
+`tacit.lightning.Penalty(strength=2**-6, micro_batch_size=16, sampled=1)`. `sampled=q` alone is the penalty of q of the
+batches that one optimizer step accumulates. What takes a closure takes the batch beside it, as above.
+
 ## The matrix
 
 Largest relative difference of the weights after 5 steps from a plain loop that uses none of tacit: its penalty is
 computed in other algebra, (λ/2) ∇²Ĉ·∇Ĉ by forward-mode differentiation (under autocast by a second backward pass). A
 GPT-2 of two layers in float64, at most 1e-12 allowed; under autocast in float32, at most 1e-5. λ falls from step to
 step, and no two batches are alike, so that a step or a batch lost or repeated is seen. The last column is how far the
-same loop ends without the penalty: what the comparison can see.
+same loop ends without the penalty, or without SAM: what the comparison can see.
 
 {matrix}
 
@@ -101,6 +136,8 @@ Made by `make integrations` with {versions}.
 - *logged numbers*: the penalty, its share of the gradient and the share of penalised batches, against a naive count
   over all batches, at most 1e-6 (trainers log in float32). Lightning's callback and Transformers log them; elsewhere
   they are read off `penalty.last`.
+- *sampled*: the rows are those that the draw gives to this process and call; λ or the radius falls from step to step.
+- *SAM*: against autograd at ω + ρ g/‖g‖, with the radius in place of λ. Every process has its own direction.
 - *no `scaler=`*: where the user passes it, it is left out: not exact, and warned of by a sentence that names it.
 - *all in float64 at once*: accumulation 2, clipping, DDP, resume, LoRA, gradient checkpointing and evaluation together.
 
@@ -114,11 +151,11 @@ share there. Its state goes into checkpoints. With manual optimization make a `t
 `penalty.loss(closure)` to `manual_backward`; in `16-mixed` also pass `scaler=self.trainer.precision_plugin.scaler`.
 Under DDP `penalty.backward` in `training_step` is refused: only `manual_backward` reduces gradients there.
 
-Refused by name: strategies other than one device and DDP, `FactoredSGD` (it has the penalty inside), LBFGS (its line
-search sees the loss without the penalty), `NStepSGD` with accumulation or with `16-mixed`, which calls `step` without a
-closure, `training_step(self, dataloader_iter)` with a method of several passes. Refused before the first optimizer
-step: a `training_step` that was replaced after training had started, and a `backward` of one's own that does not use
-the loss that it gets.
+Refused by name: strategies other than one device and DDP, `Penalty` and `SharpnessAware` at once, `FactoredSGD` (it has
+the penalty inside), LBFGS (the gradient is not that of the loss that its line search sees), `NStepSGD` with
+accumulation or with `16-mixed`, which calls `step` without a closure, `training_step(self, dataloader_iter)` with a
+method of several passes or SAM. Refused before the first optimizer step: a `training_step` that was replaced after
+training had started, and a `backward` of one's own that does not use the loss that it gets.
 
 ## Transformers
 
@@ -167,9 +204,9 @@ RECORDER = (
 )
 
 
-def lines() -> str:
+def lines(snippets: dict[str, str]) -> str:
     rows = ["| where you train | what you add |", "| --- | --- |"]
-    for title, code in SNIPPETS.items():
+    for title, code in snippets.items():
         cell = "<br>".join(f"`{line}`" for line in code.splitlines())
         rows.append(f"| {title} | {cell} |")
     return "\n".join(rows)
@@ -210,7 +247,8 @@ def page() -> str:
     stored = json.loads(RESULTS.read_text())
     versions = [f"{name} {version}" for name, version in stored["versions"].items()]
     return TEXT.format(
-        lines=lines(), steps=steps(), matrix=matrix(stored), counts=counts(stored), recorder=RECORDER,
+        lines=lines(SNIPPETS), sam=lines(SAM), steps=steps(), matrix=matrix(stored), counts=counts(stored),
+        recorder=RECORDER,
         versions=", ".join(versions[:-1]) + " and " + versions[-1],
     )  # fmt: skip
 

@@ -1,7 +1,10 @@
-"""Lightning: `Penalty` and `NoiseScale` for `Trainer`, `FabricPenalty`. In a clone: pip install '.[lightning]'"""
+"""Lightning: `Penalty`, `SharpnessAware` and `NoiseScale` for `Trainer`, `FabricPenalty` and `FabricSharpnessAware`.
 
-from tacit.integrations.fabric_penalty import FabricPenalty
+In a clone: pip install '.[lightning]'
+"""
+
+from tacit.integrations.fabric_penalty import FabricPenalty, FabricSharpnessAware
 from tacit.integrations.lightning_noise_scale import NoiseScale
-from tacit.integrations.lightning_penalty import Penalty
+from tacit.integrations.lightning_penalty import Penalty, SharpnessAware
 
-__all__ = ["FabricPenalty", "NoiseScale", "Penalty"]
+__all__ = ["FabricPenalty", "FabricSharpnessAware", "NoiseScale", "Penalty", "SharpnessAware"]

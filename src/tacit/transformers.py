@@ -1,4 +1,4 @@
-"""Transformers: `PenaltyMixin` and `NoiseScale` for `Trainer`. In a clone: pip install '.[transformers]'"""
+"""Transformers: `PenaltyMixin`, also for SAM, and `NoiseScale`. In a clone: pip install '.[transformers]'"""
 
 from tacit.integrations.transformers_noise_scale import NoiseScale
 from tacit.integrations.transformers_penalty import PenaltyMixin

@@ -49,7 +49,8 @@ class Case:
     logged: bool = False  # compares what is logged of the penalty, not weights
     pass_scaler: bool = True  # where the user passes it
     micro_batch_size: int | None = None
-    sampled: int | None = None  # the penalty of so many micro-batches, or of so many accumulated batches
+    sampled: int | None = None  # the penalty of so many micro-batches, or of so many accumulated batches; rows of SAM
+    sam: bool = False  # sharpness-aware minimization in place of the penalty: λ of each step is its radius
 
     @property
     def tolerance(self) -> float:
@@ -103,6 +104,8 @@ CASES = {
             micro_batch_size=1,
             sampled=1,
         ),
+        Case("sam", "SAM, accumulation 2", 2, sam=True),
+        Case("sam_sampled", "SAM from 1 of 2 rows, accumulation 2, DDP", 2, world=2, sampled=1, sam=True),
         Case("no_scaler", "float16, GradScaler, no `scaler=`", precision="fp16", pass_scaler=False),
         Case(
             "together",
@@ -255,16 +258,16 @@ def expected(case: Case, *, factor: float = 1.0) -> dict[str, Tensor]:
 def sample(
     case: Case, batch: dict[str, Tensor], *, rank: int, step: int, place: int
 ) -> tuple[dict[str, Tensor], float]:
-    """The rows whose penalty this batch has, and how often it counts."""
+    """The rows whose penalty, or direction, this batch has, and how often it counts."""
     from tacit.penalty.draws import drawn_rows  # what is drawn, not what is made of it
 
     if case.sampled is None:
         return batch, 1.0
-    if case.micro_batch_size is None:
+    if case.micro_batch_size is None and not case.sam:
         chosen = drawn_rows(case.accumulation, case.sampled, seed=0, worker=rank, call=step).tolist()
         return batch, case.accumulation / case.sampled if place in chosen else 0.0
     call = step * case.accumulation + place
-    rows = drawn_rows(BATCH, case.sampled * case.micro_batch_size, seed=0, worker=rank, call=call)
+    rows = drawn_rows(BATCH, case.sampled * (case.micro_batch_size or 1), seed=0, worker=rank, call=call)
     return {name: tensor[rows] for name, tensor in batch.items()}, 1.0
 
 
@@ -285,8 +288,10 @@ def _add_gradient(
     """That of the batch, with the penalty of the piece. Return: (λ/4)‖∇Ĉ‖², and ‖(λ/2) ∇²Ĉ·∇Ĉ‖ / ‖∇Ĉ‖."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     rule = by_forward_mode if case.precision == "64" else by_second_pass
-    gradients, plain = rule(model, trainable, piece, case, strength)
-    if piece is not batch:
+    gradients, plain = rule(model, trainable, piece, case, 0.0 if case.sam else strength)
+    if case.sam:
+        gradients = at_moved_weights(model, trainable, plain, batch, case, radius=strength)
+    elif piece is not batch:
         _, whole = rule(model, trainable, batch, case, 0.0)
         gradients = {name: whole[name] + gradients[name] - plain[name] for name in whole}
     for name, tensor in trainable.items():
@@ -310,6 +315,25 @@ def by_forward_mode(
     gradient = grad(loss)(values)
     _, along = jvp(grad(loss), (values,), (gradient,))
     return {name: gradient[name] + strength / 2 * along[name] for name in values}, gradient
+
+
+def at_moved_weights(
+    model: nn.Module,
+    trainable: dict[str, Tensor],
+    direction: dict[str, Tensor],
+    batch: dict[str, Tensor],
+    case: Case,
+    *,
+    radius: float,
+) -> dict[str, Tensor]:
+    """Sharpness-aware minimization: the gradient of the whole batch at ω + ρ g/‖g‖."""
+    length = sum(part.square().sum() for part in direction.values()) ** 0.5
+    moved = {
+        name: (tensor.detach() + radius / length * direction[name]).requires_grad_()
+        for name, tensor in trainable.items()
+    }
+    loss = loss_of(case, functional_call(model, moved, (), dict(batch)))
+    return dict(zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True))
 
 
 def by_second_pass(

@@ -61,13 +61,21 @@ def checkpointed(model: Any, case: Case) -> Any:
     return model
 
 
+def rule_for(case: Case) -> Any:
+    return tacit.SharpnessAware if case.sam else tacit.GradientPenalty
+
+
 def options(case: Case) -> dict[str, Any]:
+    if case.sam:
+        return {} if case.sampled is None else {"sampled": case.sampled}
     sampled = {"micro_batch_size": case.micro_batch_size, "sampled": case.sampled}
     return {"method": case.method, "every": case.every, **{k: v for k, v in sampled.items() if v is not None}}
 
 
 def given(case: Case, batch: Any, place: int) -> tuple[list[Any], dict[str, Any]]:
     """What a call of the penalty gets beside its closure: the batch where rows are drawn, and which call it is."""
+    if case.sam:
+        return [batch] if case.sampled else [], {}
     whole_calls = case.sampled is not None and case.micro_batch_size is None
     return [batch] if case.micro_batch_size else [], {"part": (place, case.accumulation)} if whole_calls else {}
 
@@ -82,7 +90,7 @@ class Log:
     def add(self, penalty: tacit.GradientPenalty) -> None:
         self.calls += 1
         last = penalty.last
-        if last.strength and last.penalty_gradient_norm is not None:
+        if isinstance(penalty, tacit.GradientPenalty) and last.strength and last.penalty_gradient_norm is not None:
             share = last.penalty_gradient_norm / last.gradient_squared_norm.sqrt()
             self.rows.append((float(last.penalty), float(share)))
 
@@ -107,7 +115,7 @@ def plain(case: Case, folder: Path) -> Weights:
         model = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         wrapped = DistributedDataParallel(model) if case.world > 1 else model
         optimizer, scaler = optimizer_for(model), scaler_for(case)
-        penalty = tacit.GradientPenalty(wrapped, strength_for(case, first), **options(case))
+        penalty = rule_for(case)(wrapped, strength_for(case, first), **options(case))
         if first:
             stored = torch.load(folder / "state.pt")
             for part, state in zip((model, optimizer, penalty), stored, strict=True):
@@ -170,7 +178,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             self.model = model
             self.automatic_optimization = not manual
             strength = strength_for(case, first)
-            self.penalty = tacit.GradientPenalty(model, strength, **options(case)) if manual else None
+            self.penalty = rule_for(case)(model, strength, **options(case)) if manual else None
 
         def training_step(self, batch: Any, index: int) -> Any:
             if not manual:
@@ -212,6 +220,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             if manual:
                 self.penalty.load_state_dict(checkpoint["penalty"])
 
+    callback = tacit.lightning.SharpnessAware if case.sam else tacit.lightning.Penalty
     for first, end in stretches(case):
         module = Module(checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case), first)
         precision: dict[str, Any] = {"precision": {"bf16": "bf16-mixed"}.get(case.precision)}
@@ -222,7 +231,7 @@ def _lightning(case: Case, folder: Path, *, manual: bool) -> Weights:
             accelerator="cpu", devices=case.world, strategy="ddp" if case.world > 1 else "auto", max_steps=end,
             default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, use_distributed_sampler=False,
-            callbacks=[] if manual else [tacit.lightning.Penalty(strength_for(case, first), **options(case))],
+            callbacks=[] if manual else [callback(strength_for(case, first), **options(case))],
             log_every_n_steps=STEPS,
             val_check_interval=case.accumulation if case.evaluate else None,  # validation clears gradients
             limit_val_batches=2 if case.evaluate else 0,
@@ -258,7 +267,8 @@ def fabric(case: Case, folder: Path) -> Weights:
     for first, end in stretches(case):
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         model, optimizer = runner.setup(bare, optimizer_for(bare))
-        penalty = tacit.lightning.FabricPenalty(model, strength_for(case, first), **options(case))
+        kind = tacit.lightning.FabricSharpnessAware if case.sam else tacit.lightning.FabricPenalty
+        penalty = kind(model, strength_for(case, first), **options(case))
         state = {"model": model, "optimizer": optimizer, "penalty": penalty}
         if first:
             runner.load(folder / "state.ckpt", state)
@@ -301,7 +311,7 @@ def accelerate(case: Case, folder: Path) -> Weights:
         bare = checkpointed(make_model(case, seed=OTHER_SEED if first else 0), case)
         accelerator.free_memory()
         model, optimizer = accelerator.prepare(bare, optimizer_for(bare))
-        penalty = tacit.GradientPenalty(model, strength_for(case, first), **options(case))
+        penalty = rule_for(case)(model, strength_for(case, first), **options(case))
         accelerator._custom_objects.clear()
         accelerator.register_for_checkpointing(penalty)
         if first:
@@ -362,6 +372,7 @@ def trainer(case: Case, folder: Path) -> Weights:
         logits = outputs["logits"][:, :-1].reshape(-1, outputs["logits"].shape[-1])
         return F.cross_entropy(logits, labels[:, 1:].reshape(-1), reduction="sum") / num_items_in_batch
 
+    value = "radius" if case.sam else "strength"
     for first, end in stretches(case):
         model = make_model(case, seed=OTHER_SEED if first else 0)
         arguments = TrainingArguments(
@@ -377,7 +388,7 @@ def trainer(case: Case, folder: Path) -> Weights:
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         run = (OwnLoss if case.own_loss else Penalised)(
             model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(4), optimizers=(optimizer, constant),
-            penalty={"strength": strength_for(case, first), **options(case)}, callbacks=[_stop_after(end)],
+            penalty={value: strength_for(case, first), **options(case)}, callbacks=[_stop_after(end)],
             compute_loss_func=token_sum if case.loss_function else None,
         )  # fmt: skip
         use_scaler(run.accelerator, case)

@@ -118,9 +118,10 @@ def accelerate_names() -> dict[str, Any]:
     return {**plain_names(), "accelerator": accelerator, "model": accelerator.prepare(nn.Linear(3, 2))}
 
 
+@pytest.mark.parametrize("snippets", ["SNIPPETS", "SAM"])
 @pytest.mark.parametrize("title", PAGE.SNIPPETS)
-def test_the_lines_that_a_user_adds_run_and_are_at_most_three(title: str, tmp_path: Path) -> None:
-    code = PAGE.SNIPPETS[title]
+def test_the_lines_that_a_user_adds_run_and_are_at_most_three(title: str, snippets: str, tmp_path: Path) -> None:
+    code = getattr(PAGE, snippets)[title]
     assert len(code.splitlines()) <= 3
     names: dict[str, Any]
     if title.startswith("Lightning"):
@@ -130,6 +131,9 @@ def test_the_lines_that_a_user_adds_run_and_are_at_most_three(title: str, tmp_pa
     else:
         names = accelerate_names() if title == "accelerate" else plain_names()
     exec(compile(code, title, "exec"), names)
+    if "sam" in names:
+        assert float(names["sam"].last.direction_norm) > 0
+        assert all(parameter.grad is not None for parameter in names["sam"].model.parameters())
     if "penalty" in names:
         assert float(names["penalty"].last.penalty) > 0
         assert all(parameter.grad is not None for parameter in names["penalty"].model.parameters())

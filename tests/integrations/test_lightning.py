@@ -180,7 +180,7 @@ def factored(parameters: Any, **settings: Any) -> Any:
     "module,settings,sentence",
     [
         (lambda: Manual(), {}, r"Manual uses manual optimization.*self\.manual_backward\(penalty\.loss\(closure\)\)"),
-        (lambda: Classifier(torch.optim.LBFGS), {}, "LBFGS searches along the loss without the penalty"),
+        (lambda: Classifier(torch.optim.LBFGS), {}, "LBFGS searches along the loss, and the gradient that it gets"),
         (lambda: Classifier(factored), {}, "FactoredSGD applies the penalty itself"),
         (
             lambda: Classifier(tacit.NStepSGD, inner_steps=2),

@@ -34,6 +34,7 @@ TRAPS = [
     *[(trainer, "sampled") for trainer in TRAINERS],
     *[(trainer, "sampled_calls") for trainer in ("plain", "lightning_automatic", "trainer")],
     ("trainer", "sampled_tokens"),
+    *[(trainer, case) for trainer in TRAINERS for case in ("sam", "sam_sampled")],
 ]
 
 
@@ -54,6 +55,20 @@ def test_a_cell_does_not_depend_on_what_ran_before_in_this_process() -> None:
 def test_tokens_are_weighted_over_accumulated_batches_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "tokens", replace(CASES["tokens"], world=2))
     cell = measure("trainer", "tokens")
+    assert cell.status == "exact", cell
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_draws_of_sam_go_on_after_a_resume(trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "sam_sampled", replace(CASES["sam_sampled"], world=1, stop_after=3))
+    cell = measure(trainer, "sam_sampled")
+    assert cell.status == "exact", cell
+
+
+def test_sam_from_rows_is_exact_where_batches_count_by_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(CASES["sam_sampled"], unequal_lengths=True, token_weights=True)
+    monkeypatch.setitem(CASES, "sam_sampled", case)
+    cell = measure("trainer", "sam_sampled")
     assert cell.status == "exact", cell
 
 
@@ -90,6 +105,14 @@ def test_the_reference_sees_other_rows_that_carry_the_penalty(monkeypatch: pytes
         case = CASES[name]
         whole = expected(replace(case, sampled=None))
         assert difference(whole, expected(case)) > 1e9 * case.tolerance
+
+
+def test_the_reference_sees_another_direction_of_sam_and_the_penalty_in_its_place() -> None:
+    for name in ("sam", "sam_sampled"):
+        case = CASES[name]
+        others = [replace(case, sampled=None if case.sampled else 1), replace(case, sam=False, sampled=None)]
+        for other in others:
+            assert difference(expected(other), expected(case)) > 1e9 * case.tolerance, other
 
 
 def test_the_reference_sees_the_strength_of_the_first_run_after_a_resume() -> None:

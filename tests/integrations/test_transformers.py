@@ -156,7 +156,7 @@ def test_a_model_made_for_each_training_is_penalised(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "penalty,sentence",
     [
-        (0.1, "penalty=0.1; expected a dict with the strength"),
+        (0.1, "penalty=0.1; expected a dict with either the strength or the radius"),
         ({"strength": 0.1, "metod": "gram"}, "option 'metod' is unknown"),
         ({"strength": 0.1, "micro_batch_size": 2}, "micro_batch_size=2 without sampled.*gradient_accumulation_steps"),
     ],

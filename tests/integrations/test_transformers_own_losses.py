@@ -205,8 +205,8 @@ class LossOfUsedOutputs(Penalised):
 @pytest.mark.parametrize(
     "kind,sentence",
     [
-        (SkipsTheLoss, r"no call reached the penalty .*: InOrder\.training_step does not call self\.compute_loss"),
-        (CallsSuper, r"no call reached the penalty before the first optimizer step.* Use self\.compute_loss\(model"),
+        (SkipsTheLoss, r"no call reached PenaltyMixin .*: InOrder\.training_step does not call self\.compute_loss"),
+        (CallsSuper, r"no call reached PenaltyMixin before the first optimizer step.* Use self\.compute_loss\(model"),
         (AnotherTensor, r"called backward on another tensor before the first optimizer step\. Use the loss that self"),
         (LossOfUsedOutputs, r"outputs that the penalised compute_loss returned; .* Make it inside compute_loss"),
     ],

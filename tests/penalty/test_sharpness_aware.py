@@ -137,6 +137,26 @@ def test_with_a_direction_from_drawn_rows_it_is_the_loop_by_hand(case: Batched, 
     assert sam.last.rows == min(rows, 8)
 
 
+@pytest.mark.parametrize("options", [{}, {"sampled": 3}, {"sampled": 8}])
+def test_a_closure_is_told_which_pass_only_finds_the_direction(options: dict[str, int]) -> None:
+    model, seen = net(), []
+    sam = SharpnessAware(model, lambda step: RADIUS if step else 0.0, **options)
+
+    def closure(x: Tensor, y: Tensor) -> Tensor:
+        seen.append(sam.finds_direction)
+        if len(seen) == 4:
+            raise KeyError("broken")
+        return cross_entropy(model, x, y)
+
+    sam.backward(closure, X, Y)
+    sam.backward(closure, X, Y)
+    assert seen == [False, True, False]  # a step of radius 0, and one that moves
+    with pytest.raises(KeyError):
+        sam.backward(closure, X, Y)
+    assert seen[3:] == [True]
+    assert not sam.finds_direction
+
+
 def test_a_sampled_direction_is_another_one() -> None:
     """Otherwise the test above could not tell rows from the whole batch, nor the moved gradient from the plain one."""
     model = net()

@@ -1,16 +1,18 @@
-"""Settings of Lightning under which the penalty would be wrong or is untested, as sentences that name them."""
+"""Settings of Lightning under which a callback would be wrong or is untested, as sentences that name them."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tacit._errors import InputError
 from tacit.nstep import NStepSGD
-from tacit.penalty import METHODS, FactoredSGD
+from tacit.penalty import METHODS, FactoredSGD, GradientPenalty, SharpnessAware
 
+_NAMES = {GradientPenalty: "the penalty", SharpnessAware: "SharpnessAware"}
 # By name, since the packages lightning.pytorch, lightning.fabric and pytorch_lightning have classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 
@@ -18,16 +20,23 @@ STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 def refuse_strategy(strategy: Any) -> None:
     if not {kind.__name__ for kind in type(strategy).__mro__} & set(STRATEGIES):
         raise InputError(
-            f"the strategy is {type(strategy).__name__}; the penalty was tested with one device and with DDP. "
+            f"the strategy is {type(strategy).__name__}; this was tested with one device and with DDP. "
             "Use strategy='ddp'."
         )
 
 
-def refuse_manual_optimization(module: Any) -> None:
+def refuse_two(callbacks: Sequence[Any]) -> None:
+    if len(callbacks) > 1:
+        names = " and ".join(type(callback).__name__ for callback in callbacks)
+        raise InputError(f"the callbacks {names} would each replace the loss of the other; expected one of them.")
+
+
+def refuse_manual_optimization(module: Any, kind: type) -> None:
     if not module.automatic_optimization:
+        name = "sam" if kind is SharpnessAware else "penalty"
         raise InputError(
             f"{type(module).__name__} uses manual optimization, which the callback cannot reach. Make a "
-            "tacit.GradientPenalty and call self.manual_backward(penalty.loss(closure)) in training_step."
+            f"tacit.{kind.__name__} and call self.manual_backward({name}.loss(closure)) in training_step."
         )
 
 
@@ -39,7 +48,7 @@ def refuse_optimizers(trainer: Any) -> None:
             raise InputError("FactoredSGD applies the penalty itself. Use torch.optim.SGD with this callback.")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
-                "LBFGS searches along the loss without the penalty while it gets the gradient with it. "
+                "LBFGS searches along the loss, and the gradient that it gets here is not that of the loss. "
                 "Use an optimizer without a line search."
             )
         if isinstance(optimizer, NStepSGD) and scaler is not None:
@@ -54,25 +63,31 @@ def refuse_optimizers(trainer: Any) -> None:
             )
 
 
-def refuse_iterator(module: Any, method: str) -> None:
+def refuse_iterator(module: Any, rule: GradientPenalty | SharpnessAware) -> None:
     """A step that takes its batches itself would take another one in each pass."""
-    takes_batches = "dataloader_iter" in inspect.signature(module.training_step).parameters
-    if takes_batches and not METHODS[method].exact:
-        raise InputError(
-            f"training_step takes dataloader_iter, and method={method!r} runs it several times, each on another batch. "
-            "Use method='double_backward', or training_step(self, batch, batch_idx)."
-        )
+    if "dataloader_iter" not in inspect.signature(module.training_step).parameters:
+        return
+    if isinstance(rule, SharpnessAware):
+        several, remedy = "SharpnessAware", ""
+    elif not METHODS[rule.method].exact:
+        several, remedy = f"method={rule.method!r}", "method='double_backward', or "
+    else:
+        return
+    raise InputError(
+        f"training_step takes dataloader_iter, and {several} runs it several times, each on another batch. "
+        f"Use {remedy}training_step(self, batch, batch_idx)."
+    )
 
 
-def refuse_unreached_penalty(module: Any, *, calls: int) -> None:
+def refuse_unreached(module: Any, kind: type, *, calls: int) -> None:
     """Called before an optimizer step whose gradient is the plain one."""
-    name = type(module).__name__
+    name, ours = type(module).__name__, _NAMES[kind]
     if calls:
         raise InputError(
-            f"the penalised loss was computed, but {name}.backward did not go through it before the first optimizer "
+            f"the loss of {ours} was computed, but {name}.backward did not go through it before the first optimizer "
             "step. Call backward on the loss that it gets."
         )
     raise InputError(
-        f"no call reached the penalty before the first optimizer step: {name}.training_step was replaced after "
+        f"no call reached {ours} before the first optimizer step: {name}.training_step was replaced after "
         "training had started. Replace it before, for instance in setup."
     )

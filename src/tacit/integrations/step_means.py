@@ -1,4 +1,4 @@
-"""Means of what the penalty saw over several micro-batches, each with the factor that the trainer gives its loss.
+"""Means of what a rule saw over several micro-batches, each with the factor that the trainer gives its loss.
 
 Sums stay on the device: numbers are read when the trainer logs, not at every step.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.penalty import PenaltyRecord
+from tacit.penalty import PenaltyRecord, SharpnessAwareRecord
 
-NAMES = ("penalty", "gradient_squared_norm", "batch_sharpness", "gradient_share")
+NAMES = ("penalty", "gradient_squared_norm", "batch_sharpness", "gradient_share", "direction_norm")
 
 
 class StepMeans:
@@ -24,15 +24,14 @@ class StepMeans:
         self.factors: Tensor | float = 0.0
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def add(self, record: PenaltyRecord, factor: Tensor | None = None) -> None:
+    def add(self, record: PenaltyRecord | SharpnessAwareRecord, factor: Tensor | None = None) -> None:
         """One micro-batch; without a factor all count equally. Numbers that are not finite are left out."""
         factor = torch.ones_like(record.loss) if factor is None else factor
         self.micro_batches += 1
         self.factors = self.factors + factor
-        if record.gradient_squared_norm is None:
-            return
-        self.penalised += 1
-        for name, value in _quantities(record).items():
+        found = _quantities(record)
+        self.penalised += bool(found)
+        for name, value in found.items():
             used = torch.where(value.isfinite(), factor, 0.0)
             total = torch.where(value.isfinite(), factor * value, 0.0)
             known = self._sums.get(name)
@@ -65,8 +64,12 @@ class StepMeans:
         return found
 
 
-def _quantities(record: PenaltyRecord) -> dict[str, Tensor]:
-    assert record.gradient_squared_norm is not None
+def _quantities(record: PenaltyRecord | SharpnessAwareRecord) -> dict[str, Tensor]:
+    """What one micro-batch has of them: nothing without a penalty, or without a move."""
+    if isinstance(record, SharpnessAwareRecord):
+        return {} if record.direction_norm is None else {"direction_norm": record.direction_norm}
+    if record.gradient_squared_norm is None:
+        return {}
     length = record.gradient_squared_norm.sqrt()
     part = record.penalty_gradient_norm
     found = {

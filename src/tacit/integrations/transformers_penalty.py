@@ -1,4 +1,4 @@
-"""The penalty in the `Trainer` of Transformers, as a mixin: callbacks cannot replace its loss.
+"""The penalty, or SAM, in the `Trainer` of Transformers, as a mixin: callbacks cannot replace its loss.
 
 The loss of one batch is a token sum over the tokens of all batches that one optimizer step accumulates:
 
@@ -24,7 +24,14 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit.integrations.frameworks import load
-from tacit.integrations.options import CallsOfStep, check_penalty_options
+from tacit.integrations.options import (
+    CallsOfStep,
+    GradientRule,
+    check_options,
+    finds_direction,
+    logs_share,
+    needs_batch,
+)
 from tacit.integrations.step_means import StepMeans
 from tacit.integrations.token_weights import TokenWeights
 from tacit.integrations.transformers_refusals import (
@@ -34,10 +41,10 @@ from tacit.integrations.transformers_refusals import (
     refuse_unreached_penalty,
 )
 from tacit.integrations.used_outputs import refusing_backward
-from tacit.penalty import GradientPenalty, PenaltyRecord
+from tacit.penalty import GradientPenalty, PenaltyRecord, SharpnessAware, SharpnessAwareRecord
 
 _transformers: Any = load("transformers")
-_KEY = "TacitPenalty"  # in trainer_state.json
+_KEYS = {GradientPenalty: "TacitPenalty", SharpnessAware: "TacitSharpnessAware"}  # in trainer_state.json
 
 
 class PenaltyMixin:
@@ -51,9 +58,13 @@ class PenaltyMixin:
     batch; `sampled=q` alone takes the penalty of q of the batches that an optimizer step accumulates. Schedules and
     `every` count optimizer steps; the coin of `probability` is one of each batch. Checkpoints hold the penalty's state.
 
+    `penalty=dict(radius=0.05)` has sharpness-aware minimization in its place, with the arguments of
+    `tacit.SharpnessAware`: each batch's gradient at ω + ρ g/‖g‖, loss and outputs from there too. `sampled=n` takes g
+    from n examples of the batch. `self.gradient_penalty` is then the `SharpnessAware`.
+
     Beside `loss`, over the same steps and on its scale, `Trainer` logs `tacit/penalty`, the mean over penalised
     batches; `tacit/gradient_share`, the penalty's part of the gradient over the plain part, where it costs nothing; and
-    `tacit/penalised_share` where not all batches are penalised.
+    `tacit/penalised_share` where not all batches are penalised. With a radius it is `tacit/direction_norm`, ‖g‖.
     """
 
     model: Any  # these four are made by Trainer
@@ -66,20 +77,28 @@ class PenaltyMixin:
         refuse_order(cls, PenaltyMixin, _transformers.Trainer)
 
     def __init__(self, *arguments: Any, penalty: Mapping[str, Any], **named: Any) -> None:
-        if not isinstance(penalty, Mapping) or "strength" not in penalty:
-            raise InputError(f"penalty={penalty!r}; expected a dict with the strength, such as dict(strength=2**-6).")
-        options = {name: value for name, value in penalty.items() if name != "strength"}
-        check_penalty_options(penalty["strength"], options, accumulation="gradient_accumulation_steps")
+        if not isinstance(penalty, Mapping) or ("strength" in penalty) == ("radius" in penalty):
+            raise InputError(
+                f"penalty={penalty!r}; expected a dict with either the strength or the radius, such as "
+                "dict(strength=2**-6) or dict(radius=0.05)."
+            )
+        self._rule_kind: type[GradientRule] = GradientPenalty if "strength" in penalty else SharpnessAware
+        value = "strength" if "strength" in penalty else "radius"
+        options = {name: given for name, given in penalty.items() if name != value}
+        check_options(self._rule_kind, penalty[value], options, accumulation="gradient_accumulation_steps")
         super().__init__(*arguments, **named)
         refuse_settings(self)
         self._penalty_arguments = dict(penalty)
         self._penalty_calls = self._penalty_gradients = 0  # in this training: losses made, and gradients handed out
         self._inside_penalty = False
         self._penalty_means, self._calls_of_step = StepMeans(), CallsOfStep()
-        self.gradient_penalty = GradientPenalty(self.model, **penalty)
+        self.gradient_penalty = self._new_rule()
         self.add_callback(_State(self))  # type: ignore[attr-defined]
         self._token_weights = TokenWeights(self)
         self._penalise_compute_loss()
+
+    def _new_rule(self) -> GradientRule:
+        return self._rule_kind(self.model, **self._penalty_arguments)
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         refuse_missing_init(self)
@@ -108,16 +127,17 @@ class PenaltyMixin:
         items = named.get("num_items_in_batch", items)
         penalty, checked = self.gradient_penalty, functools.partial(self._checked_loss, compute_loss)
         weight = self._token_weights.of(inputs, items, checked)
-        cut = penalty.micro_batch_size is not None
+        cut = needs_batch(penalty)
         if cut:
             self._token_weights.tell_rules_apart(inputs, items, checked)
         seen: list[Any] = []
         training = self.model.training
 
         def closure(batch: Any = inputs) -> Tensor:
-            # Micro-batches, looks in evaluation mode and approximate methods compute the loss too: what it logs, and
-            # the outputs, are those of the whole batch, once.
-            counts = batch is inputs and self.model.training == training and not seen
+            # Drawn rows, looks in evaluation mode, approximate methods and the direction of SAM compute the loss too:
+            # what it logs, and the outputs, are those of the whole batch, once.
+            whole = batch is inputs and self.model.training == training
+            counts = whole and not seen and not finds_direction(penalty)
             with self._computing(silent=not counts):
                 # A copy, since label smoothing and many losses take the labels out.
                 found = compute_loss(model, copy.copy(batch), *arguments, **named)
@@ -128,7 +148,7 @@ class PenaltyMixin:
 
         scaler, step = self.accelerator.scaler, self.state.global_step
         part = self._calls_of_step.next(penalty, step, getattr(self, "current_gradient_accumulation_steps", 1))
-        loss = penalty.loss(closure, *[inputs] if cut else [], scaler=scaler, step=step, part=part)
+        loss = penalty.loss(closure, *[inputs] if cut else [], scaler=scaler, step=step, **part)
         self._penalty_calls += 1
         assert self.gradient_penalty.last is not None
         loss.register_hook(functools.partial(self._count_gradient, self.gradient_penalty.last))
@@ -139,7 +159,7 @@ class PenaltyMixin:
         with self._computing(silent=True):
             return compute_loss(self.accelerator.unwrap_model(self.model), copy.copy(inputs), num_items_in_batch=items)
 
-    def _count_gradient(self, record: PenaltyRecord, factor: Tensor) -> None:
+    def _count_gradient(self, record: PenaltyRecord | SharpnessAwareRecord, factor: Tensor) -> None:
         """`factor` is what backward brings: all that the trainer multiplied the loss with, and the scaler's factor."""
         self._penalty_gradients += 1
         scaler = self.accelerator.scaler
@@ -152,11 +172,11 @@ class PenaltyMixin:
         rows = self.accelerator.gather(means.packed(self.accelerator.device)[None])
         whole = StepMeans.from_packed(rows.sum(0), optimizer_steps=means.optimizer_steps)
         means.clear()
-        found = {name: float(value) for name, value in whole.means().items() if name in ("penalty", "gradient_share")}
+        logged = ("penalty", "gradient_share", "direction_norm")
+        found = {name: float(value) for name, value in whole.means().items() if name in logged}
         if "penalty" in found:  # one optimizer step of one process has several batches, or a part of the tokens
             found["penalty"] *= float(whole.factors) / (processes * max(whole.optimizer_steps, 1))
-        penalty = self.gradient_penalty
-        if penalty.every > 1 or penalty.probability is not None or whole.penalised_share < 1:
+        if logs_share(self.gradient_penalty, whole.penalised_share):
             found["penalised_share"] = whole.penalised_share
         return {f"tacit/{name}": value for name, value in found.items()}
 
@@ -179,11 +199,11 @@ class _State(_transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         trainer = self.trainer
         # Anew, since `model_init` makes another model for each training, and each training starts at step 0.
-        trainer.gradient_penalty = GradientPenalty(trainer.model, **trainer._penalty_arguments)
+        trainer.gradient_penalty = trainer._new_rule()
         trainer._penalty_calls = trainer._penalty_gradients = 0
         trainer._penalty_means.clear()
         trainer._penalise_compute_loss()  # it may have been replaced since the trainer was made
-        stored = state.stateful_callbacks.get(_KEY)
+        stored = state.stateful_callbacks.get(_KEYS[trainer._rule_kind])
         if stored is not None:
             trainer.gradient_penalty.load_state_dict(_decoded(stored["attributes"]))
 
@@ -193,7 +213,7 @@ class _State(_transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         attributes = _encoded(self.trainer.gradient_penalty.state_dict())
-        state.stateful_callbacks[_KEY] = {"args": {}, "attributes": attributes}
+        state.stateful_callbacks[_KEYS[self.trainer._rule_kind]] = {"args": {}, "attributes": attributes}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Settings of Transformers' `Trainer` under which the penalty would be wrong or is untested, named in a sentence."""
+"""Settings of Transformers' `Trainer` under which `PenaltyMixin` would be wrong or is untested, named in a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def refuse_settings(trainer: Any) -> None:
     kind = trainer.accelerator.distributed_type.name
     if kind not in DEVICES:
         raise InputError(
-            f"the trainer distributes by {kind}; the penalty was tested with one device and with DDP. "
+            f"the trainer distributes by {kind}; this was tested with one device and with DDP. "
             "Start the script with torchrun, without DeepSpeed, FSDP and the like."
         )
     if trainer.args.n_gpu > 1:
@@ -71,10 +71,10 @@ def refuse_unreached_penalty(trainer: Any) -> None:
     name = type(trainer).__name__
     if trainer._penalty_calls:
         raise InputError(
-            f"the penalised loss was computed, but {name}.training_step called backward on another tensor before the "
-            "first optimizer step. Use the loss that self.compute_loss returns."
+            f"the loss of PenaltyMixin was computed, but {name}.training_step called backward on another tensor before "
+            "the first optimizer step. Use the loss that self.compute_loss returns."
         )
     raise InputError(
-        f"no call reached the penalty before the first optimizer step: {name}.training_step does not call "
+        f"no call reached PenaltyMixin before the first optimizer step: {name}.training_step does not call "
         "self.compute_loss. Use self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) in it."
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,14 +52,25 @@ class SharpnessAwareRecord:
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def sam_step(objective: Objective, radius: float, *, rows: int | None, batch: Sequence[Tensor]) -> SharpnessAwareRecord:
-    """The step of an objective whose first closure is of the whole batch, and whose last one gives the direction."""
+def sam_step(
+    objective: Objective,
+    radius: float,
+    *,
+    rows: int | None,
+    batch: Sequence[Tensor],
+    finding: AbstractContextManager[None],
+) -> SharpnessAwareRecord:
+    """The step of an objective whose first closure is of the whole batch, and whose last one gives the direction.
+
+    `finding` is entered while the last closure runs for that.
+    """
     if radius == 0:
         return SharpnessAwareRecord(_deliver(objective, objective.factor), radius)
     start, end = RandomState.now(objective.model, objective.generators), None
     versions = [_version(tensor) for tensor in batch]
     try:
-        reached, direction, norm = _direction(objective)
+        with finding:
+            reached, direction, norm = _direction(objective)
         if len(objective.closures) == 1:
             if [_version(tensor) for tensor in batch] != versions:
                 raise InputError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -97,6 +97,7 @@ class SharpnessAware:
         self._workers = Workers("micro_batch", check=True)
         self._source = GradientSource()
         self._last: SharpnessAwareRecord | None = None
+        self._finds_direction = False
         self._see_parameters()
 
     def _see_parameters(self) -> None:
@@ -128,6 +129,19 @@ class SharpnessAware:
         self._deferred.raise_if_seen()
         return self._last
 
+    @property
+    def finds_direction(self) -> bool:
+        """Whether the pass that runs now is only for the direction: a closure that logs leaves that one out."""
+        return self._finds_direction
+
+    @contextmanager
+    def _finding(self) -> Iterator[None]:
+        self._finds_direction = True
+        try:
+            yield
+        finally:
+            self._finds_direction = False
+
     def backward(
         self,
         closure: Callable[..., Tensor],
@@ -139,9 +153,9 @@ class SharpnessAware:
         """Adds weight · ∇Ĉ(ω + ε̂) to `.grad`, as `backward` would, and returns Ĉ(ω + ε̂), detached.
 
         `closure` computes the mean loss of the batch, from the arguments in `batch`, without calling backward. It is
-        called twice, and may not write into the batch. `step` is the number of the optimizer step, from 0, for a
-        schedule of the radius; without it calls count. With a GradScaler pass it as `scaler`: gradients come out
-        scaled.
+        called twice (`finds_direction` tells which pass it is), and may not write into the batch. `step` is the number
+        of the optimizer step, from 0, for a schedule of the radius; without it calls count. With a GradScaler pass it
+        as `scaler`: gradients come out scaled.
         """
         check_backward(weight, "sam")
         sink, loss, _ = self._differentiate(closure, batch, weight=weight, scaler=scaler, number=step, collect=False)
@@ -220,7 +234,8 @@ class SharpnessAware:
             records: list[SharpnessAwareRecord] = []
 
             def run(objective: Objective) -> Outcomes:
-                records.append(sam_step(objective, radius, rows=rows, batch=list(tensors_in(batch))))
+                tensors = list(tensors_in(batch))
+                records.append(sam_step(objective, radius, rows=rows, batch=tensors, finding=self._finding()))
                 return Outcome(records[-1].loss, torch.zeros_like(records[-1].loss)), []
 
             whole = Cut.whole_only(batch)
