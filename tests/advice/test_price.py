@@ -64,6 +64,44 @@ def test_steps_between_penalised_ones_are_timed_as_they_run(
     assert len(by_every) > 1
 
 
+def test_sampled_settings_have_the_same_strengths_and_stay_apart(advice: tacit.advice.Advice) -> None:
+    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01, sampled=1)
+    strengths = {each.micro_batch_size: each.strength for each in found.settings if each.every == 1}
+    del strengths[256]  # a single micro-batch: there is nothing to draw
+    assert {each.micro_batch_size: each.strength for each in found.sampled} == strengths
+    assert {each.sampled for each in found.sampled} == {1}
+    assert {each.sampled for each in found.settings} == {None}
+    assert str(found).count("1 drawn of the micro-batches of ") == len(strengths)
+    assert "sampled" not in str(advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01))
+    with pytest.raises(tacit.InputError, match="sampled=0"):
+        advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, sampled=0)
+
+
+def test_a_sampled_setting_has_the_time_of_its_own_steps(
+    advice: tacit.advice.Advice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that shows so many seconds as rows went through the loss; plain: 256."""
+    rows: list[int] = []
+
+    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        rows.append(len(targets))
+        return F.cross_entropy(outputs, targets)
+
+    def seconds(steps: list, *rest: object) -> list[float]:
+        found = []
+        for step in steps:
+            step()  # the first one also compares and checks
+            rows.clear()
+            step()
+            found.append(float(sum(rows)))
+        return found
+
+    monkeypatch.setattr(price, "_fastest_seconds", seconds)
+    found = advice.price(nn.Linear(8, 3), loss_fn, *BATCH, sampled=1)
+    by_size = {each.micro_batch_size: each.times_plain for each in found.sampled}
+    assert by_size == {16: 1 + 16 / 256, 64: 1 + 64 / 256}
+
+
 def test_no_setting_exceeds_its_share_of_the_edge(advice: tacit.advice.Advice) -> None:
     (first, *rest) = advice.alternatives
     most = {1: 9.0, 2: 1.01 * first.strength, 4: 0.99 * first.strength, 8: 0.0}

@@ -109,15 +109,21 @@ class Advice:
         return torch.optim.SGD(parameters, lr=self.new_learning_rate, **options)
 
     def price(
-        self, model: nn.Module, loss_fn: Callable[[Tensor, Tensor], Tensor], *batch: Tensor, seconds: float = 1.0
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        *batch: Tensor,
+        seconds: float = 1.0,
+        sampled: int | None = None,
     ) -> Price:
         """What the advised step costs on this model, timed here, and which setting of equal regularization costs less.
 
-        `batch` is inputs and targets of one large minibatch; `seconds` is about what the timing takes.
+        `batch` is inputs and targets of one large minibatch; `seconds` is about what the timing takes. With `sampled=q`
+        the same strengths on q drawn micro-batches are timed too, apart from the others: their edge is not predicted.
         """
         self._require_decision()
         advised = (self.every, self.micro_batch_size)
-        return measure_price(self.alternatives, advised, model, loss_fn, *batch, seconds=seconds)
+        return measure_price(self.alternatives, advised, model, loss_fn, *batch, seconds=seconds, sampled=sampled)
 
     def _require_decision(self) -> None:
         if not self.decided:

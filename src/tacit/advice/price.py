@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from tacit._arguments import finite_number
+from tacit._arguments import finite_number, whole_number
 from tacit._counted import ordinal
 from tacit._errors import InputError
 from tacit.penalty import GradientPenalty
@@ -38,6 +38,7 @@ class Setting:
     """A penalty of equal expected regularization, and the time of its steps in plain steps, averaged over k of them.
 
     Where that much would be beyond the edge, `held` is true: the strength is the most advised, and regularizes less.
+    `sampled` is how many of the micro-batches are drawn at each step; None: all of them.
     """
 
     every: int
@@ -45,12 +46,14 @@ class Setting:
     strength: float
     times_plain: float
     held: bool = False
+    sampled: int | None = None
 
     def __str__(self) -> str:
         steps = "every step" if self.every == 1 else f"every {ordinal(self.every)} step"
         held = " (held at the edge: less regularization)" if self.held else ""
-        size = self.micro_batch_size
-        return f"λ = {self.strength:.4g} on micro-batches of {size}, {steps}{held}: {self.times_plain:.2f}"
+        drawn = "" if self.sampled is None else f"{self.sampled} drawn of the "
+        where = f"{drawn}micro-batches of {self.micro_batch_size}"
+        return f"λ = {self.strength:.4g} on {where}, {steps}{held}: {self.times_plain:.2f}"
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,16 @@ class Price:
 
     Settings that are held at the edge, and so regularize less, come after all others. `clock` says what was timed: on a
     CPU the time of all threads of the process, which other programs do not add to.
+
+    `sampled` has the same strengths on drawn micro-batches, cheapest first, where they were asked for. They regularize
+    as much in the mean, but their edge lies lower, and is not predicted here: no setting of them is `cheapest`.
     """
 
     plain_seconds: float
     advised: Setting
     settings: tuple[Setting, ...]
     clock: str = WALL
+    sampled: tuple[Setting, ...] = ()
 
     @property
     def cheapest(self) -> Setting:
@@ -75,9 +82,10 @@ class Price:
             f"A step costs {self.advised.times_plain:.2f} plain steps of {self.plain_seconds:.3g} s ({self.clock}): "
             f"{self.advised}."
         ]
-        return "\n".join(
-            [*lines, "  at equal expected regularization, in plain steps:", *[f"  {each}" for each in self.settings]]
-        )
+        lines += ["  at equal expected regularization, in plain steps:", *[f"  {each}" for each in self.settings]]
+        if self.sampled:
+            lines += ["  sampled, whose edge is lower and not predicted:", *[f"  {each}" for each in self.sampled]]
+        return "\n".join(lines)
 
 
 def measure_price(
@@ -87,15 +95,19 @@ def measure_price(
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     *batch: Tensor,
     seconds: float = 1.0,
+    sampled: int | None = None,
 ) -> Price:
     """Times a plain step and both kinds of a penalty's steps per micro-batch size, on a copy of the model.
 
     `advised` is (k, b). With `every=k` the penalty has weight kλ on one step in k: it costs (p + (k − 1)u)/k with p the
-    time of that step and u that of the steps between, which carry no penalty; both are timed.
+    time of that step and u that of the steps between, which carry no penalty; both are timed. So are the steps with
+    `sampled` micro-batches, where there are more.
     """
     if len(batch) != 2:
         raise InputError(f"price got {len(batch)} tensors; expected inputs and targets of one minibatch.")
     budget = finite_number("seconds", seconds, positive=True)
+    if sampled is not None:
+        whole_number("sampled", sampled, at_least=1)
     own = copy.deepcopy(model)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -108,6 +120,10 @@ def measure_price(
         size = None if option.micro_batch_size >= len(batch[0]) else option.micro_batch_size
         for strength in (option.strength, 0.0):
             steps.append(partial(GradientPenalty(own, strength, micro_batch_size=size).backward, loss, *batch))
+    drawn = [] if sampled is None else [each for each in timed if len(batch[0]) > sampled * each.micro_batch_size]
+    for option in drawn:
+        few = GradientPenalty(own, option.strength, micro_batch_size=option.micro_batch_size, sampled=sampled)
+        steps.append(partial(few.backward, loss, *batch))
     if not any(option.strength > 0 for option in alternatives):
         raise InputError("the advice is to add no penalty; expected an advice with a positive strength.")
     if all(option.micro_batch_size != advised[1] for option in timed):
@@ -116,16 +132,25 @@ def measure_price(
         )
     clock, now = _clock(own)
     plain, *seconds_each = _fastest_seconds(steps, own, budget, now)
+    whole, few_seconds = seconds_each[: 2 * len(timed)], seconds_each[2 * len(timed) :]
     settings = [
         setting
-        for option, penalised, between in zip(timed, seconds_each[::2], seconds_each[1::2], strict=True)
+        for option, penalised, between in zip(timed, whole[::2], whole[1::2], strict=True)
         for setting in _settings(option, penalised / plain, between / plain, advised)
     ]
     own_setting = [each for each in settings if (each.every, each.micro_batch_size) == advised]
     if not own_setting:
         raise InputError("the edge leaves the advice no penalty; expected an advice with a positive strength.")
     ranked = sorted(settings, key=lambda each: (each.held, each.times_plain))
-    return Price(plain, own_setting[0], tuple(ranked), clock)
+    cheap = [
+        Setting(
+            1, option.micro_batch_size, min(option.strength, option.most[1]), cost / plain,
+            option.strength > option.most[1], sampled,
+        )
+        for option, cost in zip(drawn, few_seconds, strict=True)
+        if option.most[1] > 0
+    ]  # fmt: skip
+    return Price(plain, own_setting[0], tuple(ranked), clock, tuple(sorted(cheap, key=lambda each: each.times_plain)))
 
 
 def _settings(option: Alternative, cost: float, between: float, advised: tuple[int, int]) -> Iterator[Setting]:

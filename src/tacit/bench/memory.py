@@ -23,7 +23,13 @@ def state_bytes(workload: Workload) -> int:
 
 
 def peak_bytes(workload: Workload, step: Step) -> int:
-    """The largest number of bytes alive at once during one step: the state and everything allocated on top of it.
+    """The largest number of bytes alive at once during one step: the state and everything allocated on top of it."""
+    workload.model.zero_grad()
+    return state_bytes(workload) + allocated_bytes(step, workload.inputs.device)
+
+
+def allocated_bytes(step: Step, device: torch.device) -> int:
+    """The largest number of bytes alive at once that one step allocates, on top of what was there before.
 
     Torch's profiler reports every allocation and release of the CPU allocator; the peak is the largest running sum.
     It repeats to the byte, which resident memory does not: on the 4096-wide MLP both agree to 1 %, on a small
@@ -31,9 +37,8 @@ def peak_bytes(workload: Workload, step: Step) -> int:
     Scratch memory inside oneDNN is not seen. The step must have run before: a first one may build what later ones keep.
     On CUDA it is the largest number that the caching allocator counts, above what it counted before the step.
     """
-    workload.model.zero_grad()
-    if workload.inputs.device.type == "cuda":
-        return state_bytes(workload) + _allocated_on_cuda(step, workload.inputs.device)
+    if device.type == "cuda":
+        return _allocated_on_cuda(step, device)
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
@@ -42,7 +47,7 @@ def peak_bytes(workload: Workload, step: Step) -> int:
         if event.device_type() == torch.autograd.DeviceType.CPU:
             alive += event.nbytes()
             peak = max(peak, alive)
-    return state_bytes(workload) + peak
+    return peak
 
 
 def _allocated_on_cuda(step: Step, device: torch.device) -> int:
