@@ -140,7 +140,7 @@ def test_the_model_its_gradients_and_random_numbers_are_as_they_were(check: Chec
     check("checked_models:raises")  # imports the module
     module = sys.modules["checked_models"]
     model: nn.Module = module.NORM
-    model[1].eval()
+    model[2].eval()  # not the batch norm, whose statistics every pass moves
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -234,7 +234,32 @@ def test_random_numbers_that_differ_between_the_precisions_are_not_called_an_err
         return (model(x) * (2.0 if x.dtype == torch.float64 else 1.0)).square().mean()
 
     found = check_model(model, loss, (torch.randn(16, 3),), rounds=1)
+    assert fits(table_lines(found)), "\n".join(table_lines(found))
     assert table_lines(found)[1].split()[1:4] == ["cannot", "be", "told:"]
+
+
+def test_where_no_relative_strength_can_be_a_number_is_proposed() -> None:
+    model = nn.Embedding(8, 2, sparse=True)
+    found = check_model(model, lambda x: model(x).square().mean(), (torch.arange(8),), rounds=1)
+    assert found["relative"]["refused"]
+    assert not any("tacit.Relative" in line for line in table_lines(found))
+    assert any("tacit.GradientPenalty(model, 2**-6" in line for line in table_lines(found))
+
+
+def test_a_batch_may_be_a_dict_and_tied_weights_stay_tied() -> None:
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+    head.weight = embedding.weight
+    model, tokens = nn.Sequential(embedding, head), torch.randint(8, (32, 5))
+
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["tokens"].flatten())
+
+    found = check_model(model, loss, ({"tokens": tokens},), rounds=1)
+    assert found["exact"]["relative_error"] < found["exact"]["tolerance"]
+    assert not any("error" in row for row in found["steps"].values())
+    assert head.weight is embedding.weight
+    assert head.weight.dtype == torch.float32
 
 
 def test_the_worst_case_fits_too() -> None:

@@ -109,7 +109,7 @@ def table_lines(found: dict[str, Any]) -> list[str]:
 
     what = f"{found['model'][:20]}, {found['parameters']:,} parameters, {found['dtype']}"
     lines = [
-        f"{what}, batch of {found['batch_size']} rows",
+        f"{what}, batch of {counted(found['batch_size'], 'row')}",
         _line("exact", failed(found["exact"]) if "error" in found["exact"] else _verdict(found["exact"])),
     ]
     plain = found["steps"]["plain"]
@@ -117,7 +117,7 @@ def table_lines(found: dict[str, Any]) -> list[str]:
     lines.append(f"{'plain step: ' + head:32}{'time':>7}  {'95 % interval':14}{'memory':>7}  method")
     for name, row in found["steps"].items():
         if name != "plain":
-            title = f"  {TITLES[name]}" + (f", {found['rows']} rows" if "sampled" in name else "")
+            title = f"  {TITLES[name]}" + (f", {counted(found['rows'], 'row')}" if "sampled" in name else "")
             lines.append(f"{title:32}{failed(row) if 'error' in row else _costs(row)}")
     lines += _strength_lines(found, failed)
     noted: list[str] = []
@@ -141,7 +141,7 @@ def _short(number: float) -> str:
 def _verdict(exact: dict[str, Any]) -> str:
     ours, own, tolerance = exact["relative_error"], exact["plain_relative_error"], exact["tolerance"]
     word = "yes" if ours <= tolerance else "cannot be told" if own > tolerance else "NO"
-    return f"{word}: error {ours:.1e} on {exact['rows']} rows; of the plain gradient {own:.1e}"
+    return f"{word}: error {ours:.1e}, plain gradient's {own:.1e}, {counted(exact['rows'], 'row')}"
 
 
 def _costs(row: dict[str, Any]) -> str:
@@ -168,7 +168,7 @@ def _strength_lines(found: dict[str, Any], failed: Callable[[dict[str, Any]], st
 def _edge(strengths: dict[str, Any]) -> str:
     held, edge = strengths["strength_at_ratio_1"], strengths["largest_stable_strength"]
     if held is None:
-        return "not known: no positive curvature along the gradient"
+        return "not known: no positive curvature was measured along the gradient"
     if edge is None:
         return f"needs --learning-rate; largest_ratio=1 would hold λ to {_short(held)}"
     return f"at most {_short(edge)} for plain SGD and the whole penalty"
@@ -177,7 +177,8 @@ def _edge(strengths: dict[str, Any]) -> str:
 def _to_type(found: dict[str, Any]) -> list[str]:
     """The cheapest that runs."""
     steps, rows = found["steps"], found["rows"]
-    penalty = "penalty = tacit.GradientPenalty(model, tacit.Relative(0.4)"
+    strength = "2**-6" if found["relative"].get("refused") else "tacit.Relative(0.4)"
+    penalty = f"penalty = tacit.GradientPenalty(model, {strength}"
     if "error" not in steps["penalty, sampled"]:
         made = [f"{penalty},", f"    sampled=1, micro_batch_size={rows})", "penalty.backward(closure, *batch)"]
     elif "error" not in steps["penalty"]:
