@@ -288,10 +288,11 @@ def _add_gradient(
     """That of the batch, with the penalty of the piece. Return: (λ/4)‖∇Ĉ‖², and ‖(λ/2) ∇²Ĉ·∇Ĉ‖ / ‖∇Ĉ‖."""
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     rule = by_forward_mode if case.precision == "64" else by_second_pass
-    gradients, plain = rule(model, trainable, piece, case, 0.0 if case.sam else strength)
     if case.sam:
-        gradients = at_moved_weights(model, trainable, plain, batch, case, radius=strength)
-    elif piece is not batch:
+        gradients, plain = at_moved_weights(model, trainable, piece, batch, case, radius=strength)
+    else:
+        gradients, plain = rule(model, trainable, piece, case, strength)
+    if piece is not batch and not case.sam:
         _, whole = rule(model, trainable, batch, case, 0.0)
         gradients = {name: whole[name] + gradients[name] - plain[name] for name in whole}
     for name, tensor in trainable.items():
@@ -320,20 +321,27 @@ def by_forward_mode(
 def at_moved_weights(
     model: nn.Module,
     trainable: dict[str, Tensor],
-    direction: dict[str, Tensor],
+    piece: dict[str, Tensor],
     batch: dict[str, Tensor],
     case: Case,
     *,
     radius: float,
-) -> dict[str, Tensor]:
-    """Sharpness-aware minimization: the gradient of the whole batch at ω + ρ g/‖g‖."""
+) -> Gradients:
+    """Sharpness-aware minimization: the gradient of the whole batch at ω + ρ g/‖g‖, and g, of the piece."""
+
+    def gradient(values: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        values = {name: tensor.detach().requires_grad_() for name, tensor in values.items()}
+        half = DTYPES.get(case.precision, torch.bfloat16)
+        with torch.autocast("cpu", half, enabled=case.precision in DTYPES):
+            loss = loss_of(case, functional_call(model, values, (), dict(batch)))
+        scale = INITIAL_SCALE if case.precision == "fp16" else 1.0
+        found = torch.autograd.grad(scale * loss, list(values.values()))
+        return {name: part / scale for name, part in zip(values, found, strict=True)}
+
+    direction = gradient(trainable, piece)
     length = sum(part.square().sum() for part in direction.values()) ** 0.5
-    moved = {
-        name: (tensor.detach() + radius / length * direction[name]).requires_grad_()
-        for name, tensor in trainable.items()
-    }
-    loss = loss_of(case, functional_call(model, moved, (), dict(batch)))
-    return dict(zip(moved, torch.autograd.grad(loss, list(moved.values())), strict=True))
+    moved = {name: tensor.detach() + radius / length * direction[name] for name, tensor in trainable.items()}
+    return gradient(moved, batch), direction
 
 
 def by_second_pass(

@@ -65,6 +65,16 @@ def test_the_draws_of_sam_go_on_after_a_resume(trainer: str, monkeypatch: pytest
     assert cell.status == "exact", cell
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("trainer", ["lightning_automatic", "fabric", "trainer", "accelerate"])
+def test_sam_from_rows_is_exact_in_mixed_precision(
+    trainer: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CASES, "sam_sampled", replace(CASES["sam_sampled"], precision=precision))
+    cell = measure(trainer, "sam_sampled")
+    assert cell.status == "exact", cell
+
+
 def test_sam_from_rows_is_exact_where_batches_count_by_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASES["sam_sampled"], unequal_lengths=True, token_weights=True)
     monkeypatch.setitem(CASES, "sam_sampled", case)
