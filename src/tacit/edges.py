@@ -15,6 +15,7 @@ No torch here: the penalty and the advice use these formulas too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
@@ -122,6 +123,79 @@ def largest_stable_learning_rate(
         strength, weight_decay, penalized=weight_decay_penalized, spread=curvature_spread
     )
     return limit / (constant + linear * h + square * h**2)
+
+
+def sampling_factor(batches: int, sampled: int) -> float:
+    """F = (m−q)/((m−1)q), the variance of a mean over q of m without replacement, beside that of one: 1, …, 0.
+
+    >>> sampling_factor(16, 1), sampling_factor(16, 16)
+    (1.0, 0.0)
+    """
+    if not 1 <= whole_number("sampled", sampled) <= whole_number("batches", batches, at_least=1):
+        raise InputError(f"sampled={sampled} of {batches} micro-batches; expected 1 to {batches}.")
+    return (batches - sampled) / ((batches - 1) * sampled) if batches > 1 else 0.0
+
+
+def largest_stable_strength_sampled(
+    learning_rate: float,
+    curvatures: Sequence[float],
+    *,
+    sampled: int,
+    squares: Sequence[float] | None = None,
+    momentum: float = 0.0,
+) -> float:
+    """λ*(q), up to which the mean square stays bounded when each step penalises q of the m micro-batches.
+
+    Along one direction where micro-batches have the curvatures hₖ, a step with the drawn ones has the curvature
+
+        κ = h̄ + (λ/2) mean hₖ² over the q drawn,   E κ = h̄ + (λ/2) ⟨h²⟩,   Var κ = (λ/2)² F Var(h²)
+
+    with F of `sampling_factor`: drawn without repetition in a step, independently from step to step. Plain SGD
+    multiplies by 1 − εκ, so its mean square shrinks while (1 − εEκ)² + ε²Var κ < 1. A heavy ball's E x², E xy, E y²
+    follow a 3x3 matrix, whose spectral radius is below 1 while
+
+        ε (E κ + (1+β)/(1−β) Var κ/E κ) < 2(1+β)
+
+    which is plain SGD's condition at β = 0. It is a quadratic in λ, and λ* its positive root; at q = m the edge of the
+    whole penalty. 0 where the plain step is unstable, inf where no curvature is penalised.
+
+    `squares` are hₖ² where they are measured apart: a Hessian Hₖ has vᵀHₖv and ‖Hₖv‖² along v, and the second is
+    larger than the square of the first. For plain SGD the one direction bounds the edge of all from above: E M⊗M is
+    symmetric, and its part along v⊗v is no more than its spectral radius. The whole matrices are in
+    `tacit.theory.largest_stable_sampled_strength`. Not for Nesterov.
+
+    >>> round(largest_stable_strength_sampled(0.2, [0.5, 1.0, 2.0, 3.0], sampled=1), 2)
+    2.76
+    >>> round(largest_stable_strength_sampled(0.2, [0.5, 1.0, 2.0, 3.0], sampled=4), 2)
+    4.7
+    """
+    rate, beta = finite_number("learning_rate", learning_rate, positive=True), _momentum(momentum)
+    own = [_real("curvatures", value) for value in curvatures]
+    second = [h * h for h in own] if squares is None else [finite_number("squares", value) for value in squares]
+    if len(second) != len(own) or not own:
+        raise InputError(
+            f"{len(own)} curvatures and {len(second)} squares; expected one of each for every micro-batch."
+        )
+    m = len(own)
+    factor = sampling_factor(m, sampled)
+    h, square = sum(own) / m, sum(second) / m
+    variance = factor * sum((value - square) ** 2 for value in second) / m
+    limit = stability_limit(momentum=beta) / rate
+    if not 0 < h < limit:
+        return 0.0
+    if square == 0:
+        return math.inf
+    # With u = λ/2: (⟨h²⟩² + (1+β)/(1−β) variance) u² + (2h̄ − limit) ⟨h²⟩ u = h̄ (limit − h̄).
+    leading = square**2 + (1 + beta) / (1 - beta) * variance
+    half, left = (h - limit / 2) * square, h * (limit - h)
+    root = math.sqrt(half**2 + leading * left)
+    # Of the two forms of the positive root the one that does not cancel.
+    return 2 * (left / (half + root) if half > 0 else (root - half) / leading)
+
+
+def _real(name: str, value: float) -> float:
+    """Finite; a micro-batch may be curved downwards."""
+    return math.copysign(finite_number(name, abs(value)), value)
 
 
 def _gradient_coefficients(

@@ -21,6 +21,8 @@ from tacit.edges import (
     largest_stable_curvature,
     largest_stable_learning_rate,
     largest_stable_strength,
+    largest_stable_strength_sampled,
+    sampling_factor,
     stability_limit,
 )
 from tacit.theory import problems
@@ -86,7 +88,6 @@ from tacit.theory.sampled_penalty import (
     sampled_penalty_correction,
     sampled_penalty_growth,
     sampled_penalty_update,
-    sampling_factor,
 )
 from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
 from tacit.theory.sharpness_aware import SamTerms, sam_field, sam_from_rows, sam_terms
@@ -172,6 +173,7 @@ __all__ = [
     "largest_stable_learning_rate",
     "largest_stable_sampled_strength",
     "largest_stable_strength",
+    "largest_stable_strength_sampled",
     "lookahead",
     "loss_difference",
     "mean_adam_epoch",

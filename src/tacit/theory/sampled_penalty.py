@@ -39,6 +39,7 @@ from torch.func import grad, hessian, vmap
 
 from tacit._arguments import whole_number
 from tacit._errors import InputError
+from tacit.edges import sampling_factor
 from tacit.problem import Problem
 from tacit.theory.fixed_time import Moments, integrated_moments, pushed_by_covariance, small
 from tacit.theory.flows import gradient_flow_field
@@ -146,16 +147,6 @@ def groupings(batches: int, sampled: int) -> list[list[tuple[int, ...]]]:
 
 
 # -- losses and moments -----------------------------------------------------------------------------------------------
-def sampling_factor(batches: int, sampled: int) -> float:
-    """F = (m−q)/((m−1)q), the variance of a mean over q of m without replacement, beside that of one: 1, …, 0.
-
-    >>> sampling_factor(16, 1), sampling_factor(16, 16)
-    (1.0, 0.0)
-    """
-    _check(batches, sampled)
-    return (batches - sampled) / ((batches - 1) * sampled) if batches > 1 else 0.0
-
-
 def modified_loss_of_sampled_penalty(
     problem: Problem | Landscape,
     parameters: Parameters = None,
