@@ -152,6 +152,13 @@ def test_means_leave_out_what_is_not_finite() -> None:
     )
 
 
+def test_the_share_of_drawn_micro_batches_is_left_out() -> None:
+    """Their own gradients are not the plain part of the step, which is that of the whole batch."""
+    found, norm = StepMeans(), torch.tensor(2.0)
+    found.add(PenaltyRecord(torch.tensor(1.0), 4.0, "gram", norm, penalty_gradient_norm=norm, drawn_of=16))
+    assert found.means().keys() == {"penalty", "gradient_squared_norm"}
+
+
 def test_sums_of_processes_are_added_up() -> None:
     """As after `accelerator.gather`: one process has seen a penalised batch, the other a plain one."""
     first, second = StepMeans(), StepMeans()

@@ -76,7 +76,8 @@ def _quantities(record: PenaltyRecord | SharpnessAwareRecord) -> dict[str, Tenso
         "penalty": record.penalty,
         "gradient_squared_norm": record.gradient_squared_norm,
         "batch_sharpness": record.batch_sharpness,
-        # ‖(λ/2) ∇²Ĉ ∇Ĉ‖ / ‖∇Ĉ‖: how large the penalty's part of the step is beside the plain part
-        "gradient_share": None if part is None else part / length,
+        # ‖(λ/2) ∇²Ĉ ∇Ĉ‖ / ‖∇Ĉ‖: how large the penalty's part of the step is beside the plain part, which is not that
+        # of micro-batches that were drawn
+        "gradient_share": None if part is None or record.drawn_of else part / length,
     }
     return {name: value for name, value in found.items() if value is not None}

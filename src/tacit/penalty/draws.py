@@ -65,7 +65,7 @@ def cut_batch(
     count = min(sampled, parts)
     numbers = drawn_rows(rows, count * size, seed=seed, worker=worker_number(), call=call)
     chosen = [Piece(rows_of(batch, each), 1 / count) for each in numbers.split(size)]
-    return Cut(Piece(batch), chosen, drawn=True, size=size, parts=parts)
+    return Cut(Piece(batch), chosen, size=size, parts=parts)
 
 
 def part_is_drawn(number: int, parts: int, count: int, *, seed: int, step: int) -> bool:

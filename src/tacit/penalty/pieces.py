@@ -33,14 +33,18 @@ class Piece:
 class Cut:
     """A batch, and the pieces of it that a step penalises: all of them, or some that were drawn.
 
-    Where they were drawn, the loss's own gradient is that of the whole batch, and `parts` are as many as the batch has.
+    Where they were drawn, the loss's own gradient is that of the whole batch, and `parts` are as many as the batch has;
+    otherwise 0.
     """
 
     whole: Piece
     pieces: list[Piece]
-    drawn: bool = False
     size: int | None = None
-    parts: int = 1
+    parts: int = 0
+
+    @property
+    def drawn(self) -> bool:
+        return self.parts > 0
 
     @staticmethod
     def whole_only(batch: tuple[Any, ...]) -> Cut:

@@ -29,8 +29,8 @@ class PenaltyRecord:
     - `sampling_error` is the standard error of `penalty` as an estimate of the mean over all micro-batches of the
       batch, by the scatter of those drawn. None where one was drawn, or several went in one pass.
 
-    With micro-batches these numbers are means over them, `penalty_gradient_norm` the root of the mean square. So
-    `batch_sharpness` is Σₖ⟨gₖ, Hₖ gₖ⟩ / Σₖ‖gₖ‖², which weights each micro-batch with its ‖gₖ‖².
+    With micro-batches, all or drawn, these numbers are means over them, `penalty_gradient_norm` the root of the mean
+    square. So `batch_sharpness` is Σₖ⟨gₖ, Hₖ gₖ⟩ / Σₖ‖gₖ‖², which weights each micro-batch with its ‖gₖ‖².
     """
 
     loss: Tensor
@@ -42,6 +42,7 @@ class PenaltyRecord:
     penalty_gradient_norm: Tensor | None = None
     price: float | None = None
     standard_error: Tensor | None = None  # of `gradient_squared_norm`, from the micro-batches that were drawn
+    drawn_of: int = 0  # micro-batches; 0 where all of them, or the whole batch, have the penalty
 
     @property
     def strength(self) -> float:
@@ -92,9 +93,9 @@ def record_of(
     strength: float | Tensor,
     method: str,
     error: float | None = None,
-    parts: int = 1,
+    parts: int = 0,
 ) -> PenaltyRecord:
-    """The record of one step from the outcomes of its micro-batches, which were drawn of so many `parts`."""
+    """The record of one step from the outcomes of its micro-batches, drawn of so many `parts`, or not drawn (0)."""
     loss = mean_over_rows(outcomes, [outcome.loss for outcome in outcomes])
     if not isinstance(strength, Tensor) and strength == 0:
         return PenaltyRecord(loss, strength, method)
@@ -104,13 +105,13 @@ def record_of(
     length = _mean_where_known(outcomes, squares)
     return PenaltyRecord(
         loss, strength, method, norm, error, _mean_where_known(outcomes, curvatures),
-        None if length is None else length.sqrt(), outcomes[0].price, _standard_error(outcomes, parts),
+        None if length is None else length.sqrt(), outcomes[0].price, _standard_error(outcomes, parts), parts,
     )  # fmt: skip
 
 
 def _standard_error(outcomes: Sequence[Outcome], parts: int) -> Tensor | None:
     """Of the mean of q numbers drawn of m without repetition: √(S²/q · (1 − q/m))."""
-    if parts == 1 or len(outcomes) == 1:
+    if not parts or len(outcomes) == 1:
         return None
     drawn = torch.stack([outcome.gradient_squared_norm for outcome in outcomes])
     return (drawn.var() / len(outcomes) * (1 - len(outcomes) / parts)).sqrt()
