@@ -87,6 +87,8 @@ def count_rows(batch: tuple[Any, ...]) -> int:
 
 def row_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch that have rows, in a fixed order."""
+    if _plain(batch):
+        return list(batch)
     found: list[Tensor] = []
 
     def see(tensor: Tensor) -> Tensor:
@@ -99,8 +101,18 @@ def row_tensors(batch: Any) -> list[Tensor]:
 
 def with_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:
     """The batch with other tensors in place of its `row_tensors`, in their order."""
+    if _plain(batch):
+        return tuple(tensors)
     waiting = iter(tensors)
     return _mapped(lambda _: next(waiting), batch)
+
+
+def _plain(batch: Any) -> bool:
+    """Whether it is what most closures take, and small models feel every call on the way to: tensors with rows."""
+    return type(batch) is tuple and all(
+        type(entry) is Tensor and entry.layout is torch.strided and entry.dim() > 0 and not entry.is_nested
+        for entry in batch
+    )
 
 
 def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -33,7 +33,8 @@ class RandomState:
         model: nn.Module, generators: Sequence[torch.Generator] = (), *, buffers: bool = True, python: bool = True
     ) -> RandomState:
         """The state at this moment; without `buffers`, of the generators alone; without `python`, of torch's alone."""
-        indices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
+        there = model.parameters() if torch.cuda.is_initialized() else ()
+        indices = {parameter.device.index for parameter in there if parameter.device.type == "cuda"}
         return RandomState(
             cpu=torch.get_rng_state(),
             cuda={index: torch.cuda.get_rng_state(index) for index in indices if index is not None},
