@@ -172,8 +172,8 @@ experts, is seen on the first batch and refused, where several batches make a st
 `trainer_state.json`.
 
 Beside `loss`, over the same steps and on its scale, it logs `tacit/penalty`, the mean over penalised batches (with
-`every=k` they carry kλ), `tacit/gradient_share` where it costs nothing (not of a sample), and `tacit/penalised_share` where not all
-batches are penalised. Numbers are read from the device when `Trainer` logs, and not before.
+`every=k` they carry kλ), `tacit/gradient_share` where it costs nothing (not of a sample), and `tacit/penalised_share`
+where not all batches are penalised. Numbers are read from the device when `Trainer` logs, and not before.
 
 Refused before the first optimizer step: a `training_step` that does not call `self.compute_loss`, or calls `backward`
 on another tensor. `class T(Trainer, PenaltyMixin)` is refused when the class is made.
