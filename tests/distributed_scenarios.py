@@ -68,6 +68,22 @@ def sampled(rank: int, world: int) -> Result:
     return found
 
 
+@scenario("sampled calls")
+def sampled_calls(rank: int, world: int) -> Result:
+    """One of two accumulated calls carries the penalty: for some workers and steps the first, for others the second."""
+    ddp = DDP(wide())
+    penalty = GradientPenalty(ddp, STRENGTH, sampled=1, seed=9)
+    found, (inputs, targets) = {}, shard(rank, world)
+    for step in range(4):
+        ddp.zero_grad()
+        for number, context in enumerate((ddp.no_sync(), nullcontext())):
+            rows = slice(4 * number, 4 * number + 4)
+            with context:
+                penalty.backward(loss_of(ddp, inputs[rows], targets[rows]), weight=0.5, part=(number, 2))
+        found |= {f"{step} {name}": value for name, value in gradients(ddp).items()}
+    return found
+
+
 @scenario("added")
 def added(rank: int, world: int) -> Result:
     """The plain gradient by DDP itself, then the penalty's part of a few rows."""

@@ -477,6 +477,29 @@ def test_each_worker_draws_its_own_rows(results: Results) -> None:
         assert_same(worker, expected)
 
 
+def test_each_worker_draws_its_own_calls(results: Results) -> None:
+    expected: dict[str, Tensor] = {}
+    draws_seen = set()
+    for rank in range(2):
+        model, (x, y) = wide(), shard(rank, 2)
+        named = dict(model.named_parameters())
+        for step in range(4):
+            (chosen,) = drawn_rows(2, 1, seed=9, worker=rank, call=2 * step).tolist()
+            draws_seen.add((step, rank, chosen))
+            for number in range(2):
+                rows = slice(4 * number, 4 * number + 4)
+                loss = F.cross_entropy(model(x[rows]), y[rows])
+                if number == chosen:  # twice the strength, on one of two calls
+                    found = torch.autograd.grad(loss, list(named.values()), create_graph=True)
+                    loss = loss + 2 * WORKERS_STRENGTH / 4 * sum(gradient.square().sum() for gradient in found)
+                for name, part in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
+                    key = f"{step} {name}"
+                    expected[key] = expected.get(key, torch.zeros(())) + part / 4
+    assert any((step, 0, 1 - chosen) in draws_seen for step, rank, chosen in draws_seen if rank == 1)  # they differ
+    for worker in results.tensors("sampled calls"):
+        assert_same(worker, expected)
+
+
 def test_parts_of_workers_are_averaged(results: Results) -> None:
     workers = results.tensors("added")
     expected: dict[str, Tensor] = {}

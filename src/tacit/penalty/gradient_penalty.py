@@ -329,6 +329,7 @@ class GradientPenalty:
             step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps,
             views=1 if second_view is None else 2, alone=alone,
         )  # fmt: skip
+        of_all_workers = strength  # they agree on it, and each draws for itself which of its calls carry it
         if part is not None or (self.sampled is not None and self.micro_batch_size is None):
             share = self._weight_of_part(part, number)
             strength = strength * share if share else 0.0  # a tensor times 0 would be a penalty
@@ -348,7 +349,7 @@ class GradientPenalty:
         if isinstance(scale, Tensor) and self.method == "finite_difference":
             scale = float(scale)
         kept = buffers_kept(self._parameters.modules) if alone else nullcontext()
-        with translated_errors(), kept, self._with_workers(strength, weight, batch) as ours:
+        with translated_errors(), kept, self._with_workers(of_all_workers, weight, batch) as ours:
             sink: GradientSum | Step | None = ours
             if ours is not None and not collect:
                 ours.refuse_backward_inside_ddp()
