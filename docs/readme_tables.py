@@ -391,7 +391,7 @@ def benefit() -> str:
         f"On MNIST-1D with momentum, batches of {same['batch_size']} instead of {small['batch_size']} for as many "
         f"updates lower test accuracy from {_accuracy(small)}\nto {_accuracy(same)} %; the advised penalty brings it "
         f"to {_accuracy(advised)} %, at {advised['price']:.1f} plain steps a step. Of one drawn micro-batch\n"
-        f"(`micro_batch_size=16, sampled=1`) it costs {sampled:.2f} on a WRN-10-1 (CPU)."
+        f"(`micro_batch_size=16, sampled=1`) it costs {sampled:.2f} on a WRN-10-1 (CPU; accuracy not judged yet)."
     )
 
 
