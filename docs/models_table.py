@@ -47,8 +47,8 @@ method: {", ".join(without) or "none"}.
 of its parameters excluded from the norm; with two thirds frozen; with inputs that require a gradient.
 
 - *Reference*: double backward in float64 under the MATH attention backend, λ = {stored["strength"]}. Central
-  differences of plain gradients agree with it to {apart:.1g} of the penalty's part, to {apart_float32:.1g} where a model
-  computes in float32 inside (ᶠ).
+  differences of plain gradients agree with it to {apart:.1g} of the penalty's part, where a model computes in float32
+  inside (ᶠ) to {apart_float32:.1g}.
 - *Exact*: to 1e-6 of the penalty's part and 1e-9 of the plain gradient; ᶠ: 1e-3 and 1e-6. ᶠ got these wider bounds
   after two such models, IA3 and prompt tuning, had counted as wrong by 0.3 to 1.5 % of a very small penalty.
 - *Left out* after results had been seen: Wav2Vec2, about ten larger vision models, and DoRA, whose gradient is not that
@@ -58,7 +58,7 @@ of its parameters excluded from the norm; with two thirds frozen; with inputs th
 def table(models: list[dict[str, Any]]) -> str:
     """One row per library: its models, and for which of them `auto` takes `gram`."""
     lines = [
-        "| library | models (bold: `auto` takes `gram`; else `double_backward`) | largest error of `finite_difference` |",
+        "| library | models (bold: `auto` takes `gram`, else `double_backward`) | `finite_difference`: error |",
         "| --- | --- | --- |",
     ]
     for library in dict.fromkeys(model["library"] for model in models):

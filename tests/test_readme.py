@@ -24,7 +24,7 @@ def tables() -> Any:
 
 
 PAGES = [
-    *["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/diagnostics.md", "docs/large-batch.md"],
+    *["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/large-batch.md", "docs/diagnostics.md"],
     "studies/cifar10/README.md",
 ]
 
