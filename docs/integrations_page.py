@@ -65,8 +65,8 @@ STEPS = {
 TEXT = """\
 # The penalty in other people's trainers
 
-In a clone of the repository: `pip install '.[lightning]'`, `'.[transformers]'` or `'.[accelerate]'`. `tacit` on PyPI
-is another project. `import tacit` imports none of them.
+`tacit` on PyPI is another project. In a clone of the repository: `pip install '.[lightning]'`, `'.[transformers]'` or
+`'.[accelerate]'`. `import tacit` imports none of them.
 
 {lines}
 
