@@ -125,7 +125,8 @@ def verdict_lines() -> str:
     for figure in _figures("mnist1d"):
         id, verdict = figure["figure"], figure["verdict"]
         without = _outcome(beside[id]) if id in beside else ""
-        lines.append(_row([id, figure["title"], verdict["unit"].removeprefix("= "), _outcome(verdict), without]))
+        unit = re.sub(r"= distance at equal (\S+) over that at equal", r"distance at \1 over that at", verdict["unit"])
+        lines.append(_row([id, figure["title"], unit.removeprefix("= "), _outcome(verdict), without]))
     return "\n".join(lines)
 
 
