@@ -343,13 +343,13 @@ def test_files_that_did_not_change_are_not_read_again(
     observer = Observer(folder.path)
     first = read(observer)
     opened: list[str] = []
-    really = os.open
+    really = open
 
-    def noted(path: Any, *rest: Any, **more: Any) -> int:
+    def noted(path: Any, *rest: Any, **more: Any) -> Any:
         opened.append(str(path))
         return really(path, *rest, **more)
 
-    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr("builtins.open", noted)
     read(observer, first)
     assert [path for path in opened if not path.endswith("lock")] == []
 

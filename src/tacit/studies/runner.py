@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tacit._counted import counted
 from tacit.studies import estimate
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study, load_study
@@ -120,7 +120,7 @@ def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher)
 
 def _prepare(runs: Sequence[RunSpec]) -> None:
     """Datasets are made once here, so that workers find them in the cache; own code is tried before workers need it."""
-    for name in sorted({run.dataset for run in runs if run.dataset in DATASETS}):
+    for name in sorted({run.dataset for run in runs if run.dataset in FACTS}):
         load(name)
     if any(run.own_code for run in runs):
         from tacit.studies.train.trial import try_own_code  # brings torch, which a finished study does not need

@@ -240,14 +240,14 @@ UNREADABLE = [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE]
 
 
 def refuse_to_open(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
+    real = open
 
-    def refuse(given: Any, *more: Any, **named: Any) -> int:
-        if os.fspath(given) == str(path):
+    def refuse(given: Any, *more: Any, **named: Any) -> Any:
+        if str(given) == str(path):
             raise OSError(code, os.strerror(code))
         return real(given, *more, **named)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
 
 
 def files(folder: ResultsFolder) -> dict[Path, bytes]:
