@@ -13,6 +13,7 @@ BENCH = ROOT / "benchmarks" / "results" / "bench.json"
 LARGE_BATCH = ROOT / "benchmarks" / "results" / "large_batch.json"
 EDGE = ROOT / "benchmarks" / "results" / "edge.json"
 CHEAP = ROOT / "benchmarks" / "results" / "cheap_regularizers.json"
+RELATIVE = ROOT / "benchmarks" / "results" / "relative_models.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 ZOO = ROOT / "benchmarks" / "results" / "zoo.json"
 ZOO_METHODS = ("auto", "gram", "double_backward", "FactoredSGD", "finite_difference")  # the stored run tried more
@@ -103,6 +104,18 @@ def cheap_lines() -> str:
             f"| SAM with its direction from b drawn rows: `SharpnessAware(…, sampled=b)` | {rows} |",
             f"| SAM: `SharpnessAware(…)` | {whole} |",
         ]
+    )
+
+
+def relative() -> str:
+    """What an untuned share does on public models, from benchmarks/relative_models.py."""
+    found = json.loads(RELATIVE.read_text())
+    runs = [run for model in found["models"].values() for way, run in model.items() if way != "plain"]
+    diverged = sum(run["diverged"] for run in runs)
+    return (
+        f"- Untuned, r = {found['ratio']}, on {len(found['models'])} public models, from the start and switched on "
+        f"late: {diverged} of {len(runs)} penalised runs diverge\n  in {found['steps']} steps "
+        "(`benchmarks/relative_models.py`)."
     )
 
 
@@ -320,7 +333,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "edge": edge,
     },
     "docs/choosing-a-method.md": {"methods": methods, "costs": costs, "cheap": cheap},
-    "docs/large-batch.md": {"cheap-lines": cheap_lines},
+    "docs/large-batch.md": {"cheap-lines": cheap_lines, "relative": relative},
     "docs/diagnostics.md": {"measuring": measuring},
     "studies/cifar10/README.md": {"wrn-updates": wrn_updates, "wrn-processes": wrn_processes},
 }
