@@ -108,14 +108,14 @@ def cheap_lines() -> str:
 
 
 def relative() -> str:
-    """What an untuned share does on public models, from benchmarks/relative_models.py."""
+    """What an untuned share does on public models, from benchmarks/zoo/relative.py."""
     found = json.loads(RELATIVE.read_text())
     runs = [run for model in found["models"].values() for way, run in model.items() if way != "plain"]
     diverged = sum(run["diverged"] for run in runs)
     return (
         f"- Untuned, r = {found['ratio']}, on {len(found['models'])} public models, from the start and switched on "
         f"late: {diverged} of {len(runs)} penalised runs diverge\n  in {found['steps']} steps "
-        "(`benchmarks/relative_models.py`)."
+        "(`benchmarks/zoo/relative.py`)."
     )
 
 
