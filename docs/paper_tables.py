@@ -39,28 +39,6 @@ def _stored(name: str) -> dict[str, Any]:
     return found
 
 
-def steps() -> str:
-    """Three kinds of update: what was counted, and the time that follows on each GPU."""
-    kinds = {("MLP 3x4096", 16, True), ("WRN-10-1", 32, True), ("WRN-16-4", 32, False)}
-    stored = _stored("paper_scale")["steps"]
-    found = [step for step in stored if (step["model"], step["batch_size"], step["penalised"]) in kinds]
-    peaks = [gpu["tflops"] for gpu in found[0]["gpus"]]
-    columns = " | ".join(f"{peak:g} TFLOP/s: ms alone / packed (runs)" for peak in peaks)
-    lines = [
-        f"| model | B | update | GFLOP | calls | MB moved | GB of a run | {columns} |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: |" + " ---: |" * len(peaks),
-    ]
-    for step in found:
-        times = [f"{gpu['alone_ms']:.2f} / {gpu['packed_ms']:.2f} ({gpu['packed']})" for gpu in step["gpus"]]
-        cells = [
-            step["model"], str(step["batch_size"]), "penalised" if step["penalised"] else "plain",
-            f"{step['gflop']:.2f}", str(step["kernels"]), f"{step['megabytes_moved']:.0f}",
-            f"{step['gigabytes']:.1f}", *times,
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def figures() -> str:
     """Figure 1, figure 4 and all runs: operations, hours on one GPU of each kind, price, storage."""
     stored = _stored("paper_scale")
@@ -105,7 +83,7 @@ def simulation() -> str:
 
 def filled(text: str) -> str:
     """The page with each table between its markers."""
-    tables = {"costs": costs, "steps": steps, "figures": figures, "simulation": simulation}
+    tables = {"costs": costs, "figures": figures, "simulation": simulation}
     for marker, make in tables.items():
         table = make()
         pattern = rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)"

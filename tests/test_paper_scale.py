@@ -15,5 +15,5 @@ def test_the_tables_are_those_of_the_study_files_and_of_the_stored_results() -> 
     page = (DOCS / "paper-scale.md").read_text()
     assert tables.filled(page) == page, "run: python docs/paper_tables.py"
     assert tables.costs() in page
-    for stored in (tables.steps, tables.figures, tables.simulation):
+    for stored in (tables.figures, tables.simulation):
         assert stored() in page
