@@ -79,8 +79,8 @@ whatever factor s the trainer multiplies with.
 `sampled=q` alone draws q of the batches that one optimizer step accumulates. SAM is
 `tacit.lightning.SharpnessAware(radius=0.05, sampled=16)`, `tacit.lightning.FabricSharpnessAware(model, …)`,
 `penalty=dict(radius=0.05, sampled=16)` in Transformers, and elsewhere `tacit.SharpnessAware(model, …)` in place of
-`GradientPenalty`. Where you write the closure, it takes the batch: `sam.loss(lambda x, y: …, inputs, targets)`. SAM
-logs `tacit/direction_norm` in place of the penalty's numbers.
+`GradientPenalty`. A closure of your own takes the batch: `sam.loss(lambda x, y: …, inputs, targets)`. SAM logs
+`tacit/direction_norm` in place of the penalty's numbers.
 
 **float16.** Pass a GradScaler as `scaler=`, as the line for accelerate does, or small gradients are 0 in float16,
 which a warning says. Lightning's callback, `FabricPenalty` and `PenaltyMixin` do it themselves.
@@ -111,8 +111,8 @@ Also `examples/train_with_accelerate.py` and, for several workers, `examples/ddp
 
 Weights after 5 steps, with a plain loop that uses none of tacit and computes the penalty in other algebra: the
 largest relative difference over the six places of the first table. A GPT-2 of two layers in float64, at most 1e-12
-allowed; under autocast in float32, at most 1e-5. λ falls from step to step, and no two batches are alike. *Without*
-is how far the same loop ends without the penalty, or without SAM.
+allowed; under autocast in float32, at most 1e-5.  *Without* is how far the same loop ends without the penalty, or
+without SAM.
 
 {matrix}
 
@@ -121,7 +121,6 @@ is how far the same loop ends without the penalty, or without SAM.
 - *DDP*: each process has its own batch, and the penalty is the mean of theirs. *float16* is on a CPU.
 - *unequal lengths*: accumulated batches count by their tokens; Lightning's automatic optimization counts them
   equally.
-- *own loss*: half of the model's, and the mean square of its outputs. *Divides by a count*: a `compute_loss_func`.
 - *logged numbers*: against a naive count over all batches, at most 1e-6, because trainers log in float32.
 - *all at once*: accumulation, clipping, DDP, resume, LoRA, checkpointing and evaluation together.
 

@@ -26,7 +26,8 @@ OTHERS = {  # folders of docs/results beside MNIST-1D's MLP
     "fashion-mnist-small": "Fashion-MNIST, 784-128³-10",
     "fashion-mnist": "Fashion-MNIST, 784-4096³-10",
 }
-NOT_SHOWN = ("mlp-4096-b16-momentum", "mlp-4096-b64", "wrn-10-1-b32-channels-last")  # near the row before them
+# Of the benchmarked models, those whose row is near that of the one before.
+NOT_SHOWN = ("mlp-4096-b16-momentum", "mlp-4096-b64", "mlp-1024-b16", "wrn-10-1-b32-channels-last")
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference")
 # Products per linear layer, and whether the gradient is exact.
 METHODS = {
