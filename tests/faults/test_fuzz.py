@@ -22,7 +22,6 @@ import pytest
 from mutations import bytes_mutated, value_mutated
 
 from tacit._errors import TacitError
-from tacit.studies import estimate
 from tacit.studies.data import cache, cifar10, fashion_mnist
 from tacit.studies.data.facts import Data
 from tacit.studies.data.streams import Content, UnreadableError, read_content
@@ -290,19 +289,6 @@ def test_frames_of_the_wire_are_read_or_refused(data: Data) -> None:
     message = wire.Message("train", {"runs": [run.model_dump() for run in FLEET.runs]}, content=b"checkpoint")
     good = wire.encode(message)
     assert fuzz(wire.decode, mutants([good], seed=13), times=500, good=good) >= MANY
-
-
-def test_stored_rates_are_read_or_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
-    monkeypatch.setattr(estimate, "_SEEN", {})
-    estimate.store_rate(2, "mlp", 1e4)
-    monkeypatch.setattr(estimate, "_SEEN", {})
-    path = tmp_path / "rates.json"
-    good = path.read_bytes()
-    parse = written(path, lambda _: estimate.stored_rate(2, "mlp"))
-    assert fuzz(parse, mutants([good], seed=14), times=300, good=good) >= MANY
-    value = json.loads(good)
-    assert fuzz(lambda rates: parse(as_json(rates)), value_mutants(value, seed=15), times=200, good=value) >= MANY
 
 
 def test_cached_arrays_are_read_or_made_again(tmp_path: Path) -> None:

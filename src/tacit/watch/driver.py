@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tacit._counted import counted
+from tacit.studies.cost import in_words
 from tacit.studies.describe.library import library_folder, study_names
 from tacit.studies.describe.study import Study, load_study
-from tacit.studies.estimate import in_words
 from tacit.studies.store.lock import Holder
 
 # Workers store a checkpoint every ten seconds; a process of another machine that writes nothing for so long may be

@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tacit.studies import estimate
 from tacit.studies.train.packing import finishing_time
 
 LAST = 20  # finished fleets whose rates count
+# A guess before anything was seen, of a core of 2020's servers; convolutions of images do more than small products.
+DEFAULT_RATES = {"wide_resnet": 72_000.0}
+DEFAULT_RATE = 15_000.0
 FEWEST_SECONDS = 5.0  # of watching, before a fleet under way has a rate
 
 
@@ -18,7 +20,7 @@ FEWEST_SECONDS = 5.0  # of watching, before a fleet under way has a rate
 class Pace:
     """Rates in millions of operations per second and worker: of finished fleets, else of those that are under way."""
 
-    model: str  # rates of other models say nothing: see `estimate.stored_rate`
+    model: str  # rates of other models say nothing
     finished: dict[str, float] = field(default_factory=dict)  # by fleet, in the order they were found
     _first: dict[str, tuple[float, float]] = field(default_factory=dict)  # by fleet: when, and the share done then
     _last: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -50,6 +52,5 @@ class Pace:
         `under_way` are the whole costs of fleets that train now.
         """
         rates = list(self.finished.values())[-LAST:] or self._under_way(under_way)
-        known = statistics.median(rates) if rates else estimate.stored_rate(workers, self.model)
-        rate = known or estimate.default_rate(self.model)
+        rate = statistics.median(rates) if rates else DEFAULT_RATES.get(self.model, DEFAULT_RATE)
         return finishing_time(left, workers) / rate, not rates
