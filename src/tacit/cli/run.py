@@ -56,7 +56,6 @@ def run(
     * `tacit run studies/mnist1d/quick/rates.toml --executor ray --address auto --workers 16`
     """
     from tacit._errors import InputError
-    from tacit.report.registry import check_options
     from tacit.studies import runner
     from tacit.studies.describe.library import find_study_file
     from tacit.studies.execute.executor import FleetsFailedError
@@ -69,7 +68,6 @@ def run(
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     check_output_folder("--into", into)
     study = runner.load_study(find_study_file(file), overrides=overrides or [])
-    check_options(study)
     folder = into or Path("runs") / study.name
     if dry_run:
         plan = make_plan(study, folder, executor=executor, device=device)
