@@ -27,6 +27,7 @@ LAYERS = [
             "_precision",
             "_provenance",
             "_random",
+            "_tensor_file",
             "_tree",
         ],
     },

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from tacit._counted import counted
 from tacit.studies.cost import refuse_too_big
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study, load_study
-from tacit.studies.execute.executor import ATTEMPTS, Executor
+from tacit.studies.execute.executor import ATTEMPTS, Executor, FleetsFailedError, FleetTask
 from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.execute.machine import cores, known_device, trains_on
 from tacit.studies.execute.signals import terminable
@@ -22,6 +22,8 @@ from tacit.studies.progress import Watcher
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.rows import Row
 from tacit.studies.store.writer import StudyWriter
+from tacit.studies.train.checkpoint import share_done
+from tacit.studies.train.packing import Fleet
 
 if TYPE_CHECKING:
     from tacit.studies.execute.ray_executor import RayExecutor
@@ -74,12 +76,39 @@ def run(
                 executor = make_executor(executor, workers, address=address, device=device, attempts=attempts)
                 opened.callback(executor.close)
             watcher.planned(Plan(study, tuple(fleets)))
-            StudyWriter(folder, fleets, watcher.advanced, watcher.warned, checkpoint_seconds, study.keep_weights).train(
-                executor
-            )
+            train(
+                folder, fleets, executor, watcher=watcher, checkpoint_seconds=checkpoint_seconds,
+                keep_weights=study.keep_weights,
+            )  # fmt: skip
     finally:
         watcher.ended()
     return folder.rows_of(study.runs)
+
+
+def train(
+    folder: ResultsFolder,
+    fleets: Sequence[Fleet],
+    executor: Executor,
+    *,
+    watcher: Watcher,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    keep_weights: bool = False,
+) -> None:
+    """Train fleets from their checkpoints on, and store their rows. Needs the folder's lock.
+
+    FleetsFailedError is raised at the end for fleets that were given up.
+    """
+    checkpoints = {fleet.id: folder.read_checkpoint(fleet.id) for fleet in fleets}
+    at_start = {id: share_done(content or b"") for id, content in checkpoints.items()}
+    writer = StudyWriter(folder, fleets, watcher.advanced, watcher.warned, at_start)
+    tasks = [FleetTask(fleet, checkpoints[fleet.id], checkpoint_seconds, keep_weights) for fleet in fleets]
+    executor.run(tasks, writer.handle)
+    if writer.failed:
+        raise FleetsFailedError(
+            f"{len(writer.failed)} of {counted(len(fleets), 'fleet')} failed ({', '.join(writer.failed)}) and the "
+            f"others are finished; the errors are in {folder.path / 'fleets'}/ID/failed.json. Run again to try them "
+            "again."
+        )
 
 
 def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher) -> None:
@@ -94,7 +123,7 @@ def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher)
 
 def _prepare(runs: Sequence[RunSpec]) -> None:
     """Datasets are made once here, so that workers find them in the cache; own code is tried before workers need it."""
-    for name in sorted({run.dataset for run in runs if run.dataset in DATASETS}):
+    for name in sorted({run.dataset for run in runs if run.dataset in FACTS}):
         load(name)
     if any(run.own_code for run in runs):
         from tacit.studies.train.trial import try_own_code  # brings torch, which a finished study does not need
