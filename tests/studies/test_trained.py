@@ -132,7 +132,7 @@ def test_keep_weights_is_true_or_false() -> None:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 KINDS: dict[str, dict[str, Any]] = {
-    "mnist1d": {"weight_decay": 0.01, "augmentation": "noise"},
+    "mnist1d": {"weight_decay": 0.01, "augmentation": "shift"},
     "conv1d": {"model": "conv1d", "width": 3, "depth": 2, "strength": 0.1},
     "bfloat16": {"precision": "bfloat16"},
     "fashion_mnist": {"dataset": "fashion_mnist", "image_size": 7, "width": 8, "depth": 1},
