@@ -191,8 +191,7 @@ def large_batch_lines() -> str:
     ]
     for name, found in _large_batch().items():
         arms = dict(found["arms"])
-        small, large = arms["small"], arms["same"]
-        cells = [f"{name}, {small['batch_size']} → {large['batch_size']}"]
+        cells = [name]
         for way in ways:
             entry = arms.get("searched") if way == "limited" and way not in arms else arms.get(way)
             price = "" if entry is None or way == "small" or entry["price"] is None else f" ({entry['price']:.1f})"
