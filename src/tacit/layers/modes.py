@@ -1,4 +1,4 @@
-"""Our own arithmetic without a look at modes.
+"""Disables torch function modes inside the penalty's own arithmetic.
 
 A closure runs under modes that see every torch function (`capture`, `second_derivatives`), and so do backward passes,
 where a checkpoint runs a part of it again. Each look takes 1 to 2 µs, even at a tensor's shape. So modes are off in
