@@ -11,7 +11,7 @@ import typer
 
 from tacit._counted import counted
 from tacit._errors import InputError
-from tacit.cli._imported import imported_function
+from tacit._own_code import call
 from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
@@ -81,20 +81,16 @@ def check(
 
 
 def _made(name: str) -> tuple[nn.Module, Any, tuple[Any, ...]]:
-    function = imported_function(name, "factory")
-    try:
-        made = function()
-    except Exception as error:
-        raise InputError(f"factory {name!r} raised {type(error).__name__}: {error}") from error
+    made = call(name)
     from torch import nn
 
     expected = "expected (model, closure, batch): a torch.nn.Module, a function, and the tuple of its arguments."
     if not isinstance(made, tuple) or len(made) != 3:
-        raise InputError(f"factory {name!r} returned a {type(made).__name__}; {expected}")
+        raise InputError(f"{name} returned a {type(made).__name__}; {expected}")
     model, closure, batch = made
     if not isinstance(model, nn.Module) or not callable(closure) or not isinstance(batch, tuple):
         kinds = ", ".join(type(each).__name__ for each in made)
-        raise InputError(f"factory {name!r} returned ({kinds}); {expected}")
+        raise InputError(f"{name} returned ({kinds}); {expected}")
     return model, closure, batch
 
 
