@@ -116,7 +116,7 @@ def advise(
     advice = match(
         seen, learning_rate=learning_rate, batch_size=batch_size, new_batch_size=new_batch_size,
         new_learning_rate=new_learning_rate, micro_batch_size=micro_batch_size, momentum=momentum, nesterov=nesterov,
-        every=every,
+        every=every, sampled=sampled,
     )  # fmt: skip
     print(advice)
     size = advice.new_batch_size
