@@ -57,9 +57,17 @@ def test_a_study_brings_a_figure_of_its_own(part: Part, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("no_such_module:FIGURE", "cannot be imported"), ("json:dumps", "is not a tacit.report.Figure")],
+    [
+        ("no_such_module:FIGURE", "cannot be imported"),
+        ("json:dumps", "own code is imported from there only"),
+        ("no_figures:NUMBER", "is not a tacit.report.Figure"),
+    ],
 )
-def test_a_place_without_a_figure_is_one_sentence(place: str, words: str) -> None:
+def test_a_place_without_a_figure_is_one_sentence(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_figures.py").write_text("NUMBER = 3\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=words):
         find_figure("mine", {"figure": place})
 
