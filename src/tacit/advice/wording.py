@@ -11,7 +11,7 @@ from tacit.advice.optimizers import Momentum
 from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import examples_needed
-from tacit.edges import largest_stable_learning_rate, stability_limit
+from tacit.edges import Step, largest_stable_learning_rate, stability_limit
 
 CALIBRATED, HELD = " (calibrated)", " (held at the edge)"
 LINEAR_UP_TO = 0.1  # linear scaling is called right while C_reg's two terms are a tenth apart or more
@@ -162,7 +162,7 @@ def _largest_rate(seen: Measurement, beta: Momentum) -> float:
     found = seen.largest_eigenvalue
     if found is None or not found.value > 0:
         return math.inf
-    return largest_stable_learning_rate(found.value, momentum=beta.beta, nesterov=beta.nesterov)
+    return largest_stable_learning_rate(found.value, step=Step(momentum=beta.beta, nesterov=beta.nesterov))
 
 
 def _edge_words(seen: Measurement, beta: Momentum) -> str:

@@ -17,7 +17,12 @@ docs/theory.md is the guide; docs/theory-more.md has every name under its questi
 True
 """
 
+# ruff: noqa: F401
+
+from types import ModuleType as _Module
+
 from tacit.edges import (
+    Step,
     largest_stable_curvature,
     largest_stable_learning_rate,
     largest_stable_strength,
@@ -89,7 +94,7 @@ from tacit.theory.sampled_penalty import (
     sampled_penalty_growth,
     sampled_penalty_update,
 )
-from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
+from tacit.theory.sharpness import batch_sharpness
 from tacit.theory.sharpness_aware import SamTerms, sam_field, sam_from_rows, sam_terms
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
@@ -121,129 +126,12 @@ from tacit.theory.updates import (
 from tacit.theory.validity import Regime, curvature, regime
 from tacit.theory.verification import verify, verify_all
 
-__all__ = [
-    "ConvergenceStudy",
-    "Finding",
-    "FlowComparison",
-    "Landscape",
-    "MeanIterate",
-    "MemoryEpoch",
-    "MemoryMethod",
-    "ModifiedFlow",
-    "ModifiedLoss",
-    "Moments",
-    "Orders",
-    "PreconditionedLoss",
-    "Regime",
-    "SamTerms",
-    "SymbolicFlow",
-    "SymbolicLag",
-    "UpdateStudy",
-    "adam",
-    "adam_rule",
-    "asymmetry",
-    "averaged_gd",
-    "batch_sharpness",
-    "batch_sharpness_of",
-    "commutator",
-    "compare_flows",
-    "coupling_factor",
-    "curvature",
-    "difference_field",
-    "double_bracket",
-    "expected_minibatch_variance",
-    "expected_modified_loss_sgd",
-    "expected_order_correction",
-    "expected_second_correction",
-    "extragradient",
-    "flow",
-    "full_gradient_regularizer",
-    "gd_first_correction",
-    "gd_second_correction",
-    "gd_update",
-    "gradient_covariance_trace",
-    "gradient_descent",
-    "gradient_flow_field",
-    "heavy_ball",
-    "iid_nstep_first_correction",
-    "iid_second_correction",
-    "implicit_regularizer",
-    "inverse_root",
-    "largest_stable_curvature",
-    "largest_stable_learning_rate",
-    "largest_stable_sampled_strength",
-    "largest_stable_strength",
-    "largest_stable_strength_sampled",
-    "lookahead",
-    "loss_difference",
-    "mean_adam_epoch",
-    "mean_epoch",
-    "mean_iterate",
-    "mean_iterate_with_replacement",
-    "mean_sgd_epoch_update",
-    "memory_corrections",
-    "mirrored_second_correction",
-    "modified_flow",
-    "modified_flow_symbolic",
-    "modified_loss_gd",
-    "modified_loss_momentum",
-    "modified_loss_nstep",
-    "modified_loss_of",
-    "modified_loss_of_penalized_sgd",
-    "modified_loss_of_penalty_every",
-    "modified_loss_of_sampled_penalty",
-    "modified_loss_sgd",
-    "modified_loss_sgd_by_variance",
-    "moments_with_fresh_orders",
-    "moments_with_replacement",
-    "moments_with_sampled_penalty",
-    "momentum_variance_factor",
-    "muon",
-    "nesterov",
-    "newton_schulz",
-    "normalized_gd",
-    "order_correction",
-    "order_covariance",
-    "orders_of",
-    "penalized_loss",
-    "penalty_every_update",
-    "penalty_with_probability_update",
-    "preconditioned_field",
-    "preconditioned_loss",
-    "preconditioned_loss_symbolic",
-    "principal_factor",
-    "principal_field",
-    "problems",
-    "regime",
-    "reported_limit",
-    "require_third_derivatives",
-    "resummed_mean",
-    "rmsprop",
-    "runge_kutta",
-    "sam",
-    "sam_field",
-    "sam_from_rows",
-    "sam_terms",
-    "sampled_penalty_correction",
-    "sampled_penalty_growth",
-    "sampled_penalty_update",
-    "sampling_factor",
-    "schedule_free",
-    "sgd",
-    "sgd_epoch_update",
-    "sgd_first_correction",
-    "sgd_second_correction",
-    "sgd_second_correction_estimate",
-    "shrinking_sam",
-    "slow_memory",
-    "smooth_lion",
-    "stability_limit",
-    "variance_regularizer",
-    "verify",
-    "verify_all",
-    "verify_update",
-    "warn_if_not_smooth",
-]
+# Every name above but the files of this folder, which importing them puts here too.
+__all__ = sorted(
+    name
+    for name, value in globals().items()
+    if not name.startswith("_") and (value is problems or not isinstance(value, _Module))
+)
 
 
 def __dir__() -> list[str]:
