@@ -25,13 +25,23 @@ PICTURE_MARKS = 15
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
-    """Log-log errors of every statement against ε, one panel per experiment, one colour per predicted order."""
-    import matplotlib
-
+def pyplot() -> Any:
+    """matplotlib's, without a window; refused where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError(
+            "a figure needs matplotlib, which is not installed. In a clone of tacit run: pip install '.[figures]'"
+        ) from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
+    """Log-log errors of every statement against ε, one panel per experiment, one colour per predicted order."""
+    plt = pyplot()
     target = _checked(path)
     rows = study.rows()
     columns = min(4, max(1, len(rows)))
@@ -64,11 +74,7 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.03, epochs: int =
     The loss ½(ab − y)² with noisy labels has a valley of minima ab = 1. Gradient flow stops in it; the flow of C̃_SGD
     goes on along it to the flat, balanced minimum, and so does SGD.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     target = _checked(path)
     paths = picture_paths(learning_rate=learning_rate, epochs=epochs)
     figure, axis = plt.subplots(figsize=(6.4, 5.2))
@@ -142,9 +148,7 @@ def _checked(path: str | Path) -> Path:
 
 
 def _saved(figure: Any, target: Path) -> Path:
-    import matplotlib.pyplot as plt
-
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=140, format=target.suffix.removeprefix("."))
-    plt.close(figure)
+    pyplot().close(figure)
     return write_atomically(target, drawn.getvalue())
