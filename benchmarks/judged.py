@@ -1,24 +1,22 @@
-"""The judged table of docs/judged-plan.md from rows: best settings, ends of grids, study files to judge, the table.
+"""Task 1 of docs/judged-plan.md from rows: best settings, ends of grids, study files to judge.
 
     python benchmarks/judged.py runs/judged --second     # studies/judged/second-TASK.toml: more seeds for the best
     python benchmarks/judged.py runs/judged              # best setting of every arm, and which grids to extend
     python benchmarks/judged.py runs/judged --write      # studies/judged/judge-TASK.toml, once no best is at an end
-    python benchmarks/judged.py runs/judged --table      # the table, from the rows of both
 
 It trains nothing: `tacit run studies/judged/NAME.toml --into runs/judged` does, and goes on where it stopped.
+`judged_table.py` makes the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from tacit.report.numbers import student
 from tacit.studies.describe.study import load_study
 from tacit.studies.store.folder import read_rows
 
@@ -197,40 +195,33 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def table(rows: list[Row]) -> str:
-    """Per cent; "gains" and "loses" by the 95 % interval of tuned − plain, paired by seed."""
-    lines = []
+def results(rows: list[Row]) -> dict[str, Any]:
+    """Of every judged task and arm: accuracies in per cent, tuned and untuned, and the expected best of k settings."""
+    tasks: dict[str, Any] = {}
     for task in TASKS:
         rate = USUAL_RATE[task.split("-")[0]]
         tuning = {arm: accuracies(rows, task, arm, dataset="mnist1d") for arm in OWN}
         judged = {arm: accuracies(rows, task, arm, dataset="mnist1d_16k") for arm in OWN}
-        if not all(tuning.values()) or not all(judged.values()):
+        if not all(judged.values()):
             continue
         rates = set.intersection(*[{setting.rate for setting in scores} for scores in tuning.values()])
         decays = set.intersection(*[{setting.decay for setting in scores} for scores in tuning.values()])
-        base = judged["plain"][best(tuning["plain"])]
-        lines += ["", f"**{task}**", "", "| arm | tuned | − plain | | untuned | best of 1, 4, 16 |", "|" + " --- |" * 6]
+        arms = {}
         for arm, scores in tuning.items():
-            tuned, fresh = judged[arm][best(scores)], judged[arm][untuned(scores, rate)]
-            curve = [expected_best(common(scores, sorted(rates), sorted(decays)), k) for k in (1, 4, 16)]
-            difference = [100 * (tuned[seed] - base[seed]) for seed in sorted(base)]
-            cells = [arm, _mean(tuned), *_verdict(difference), _mean(fresh), " ".join(f"{100 * x:.1f}" for x in curve)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            chosen, usual = best(scores), untuned(scores, rate)
+            arms[arm] = {
+                "setting": asdict(chosen), "settings": len(scores), "tuned": _by_seed(judged[arm][chosen]),
+                "usual": asdict(usual), "untuned": _by_seed(judged[arm][usual]),
+                "best_of": {
+                    str(k): 100 * expected_best(common(scores, sorted(rates), sorted(decays)), k) for k in (1, 4, 16)
+                },
+            }  # fmt: skip
+        tasks[task] = {"score": "accuracy, %", "lower_is_better": False, "arms": arms}
+    return tasks
 
 
-def _mean(scores: dict[int, float]) -> str:
-    values = [100 * score for score in scores.values()]
-    return f"{fmean(values):.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}"
-
-
-def _verdict(differences: Sequence[float]) -> tuple[str, str]:
-    if not any(differences):
-        return "", ""
-    middle = fmean(differences)
-    half = student(0.95, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
-    word = "gains" if middle > half else "loses" if middle < -half else "tie"
-    return f"{middle:+.1f} ± {half:.1f}", word
+def _by_seed(scores: dict[int, float]) -> dict[str, float]:
+    return {str(seed): 100 * scores[seed] for seed in sorted(scores)}
 
 
 def _ready(rows: list[Row], *parts: str) -> Iterator[str]:
@@ -253,12 +244,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--second", action="store_true")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     rows = read_rows(given.folder)
-    if given.table:
-        print(table(rows))
-    elif given.second:
+    if given.second:
         write_second(rows)
     elif given.write:
         write(rows)

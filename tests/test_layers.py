@@ -28,7 +28,7 @@ LAYERS = [
             "_provenance",
             "_random",
         ],
-        *["_terminal_bar", "_tree"],
+        *["_tensor_file", "_terminal_bar", "_tree"],
     },
     {"batching", "edges", "problem", "schedules", "sinks"},
     {"layers"},

@@ -23,7 +23,7 @@ from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.matching import SHARE_OF_EDGE
 from tacit.advice.optimizers import Momentum
 from tacit.diagnostics import Measurement, Spectrum
-from tacit.diagnostics.estimates import Estimate, Moments
+from tacit.diagnostics.estimates import Estimate, SampleMoments
 
 N = 4096
 
@@ -40,7 +40,7 @@ def seen(squared_norm: float, variance: float, *, eigenvalue: float | None = Non
         gradient_covariance_trace=known(gamma), implicit_regularizer={}, signal_to_noise={}, tail_index=None,
         noise_scale=known(gamma / squared_norm if squared_norm else math.inf), learning_rate=None, self_test=None,
         largest_eigenvalue=None if eigenvalue is None else known(eigenvalue), methods={}, notes=(),
-        moments=Moments(N, N, squared_norm, variance),
+        moments=SampleMoments(N, N, squared_norm, variance),
     )  # fmt: skip
 
 

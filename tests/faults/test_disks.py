@@ -238,7 +238,7 @@ def test_a_worker_tells_of_an_empty_checkpoint(tmp_path: Path, straight: dict[st
 def test_a_checkpoint_that_cannot_be_read_is_not_trained_over(
     tmp_path: Path, data: Data, straight: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, training, real = ResultsFolder(tmp_path), Training(FLEET, data), os.open
+    folder, training, real = ResultsFolder(tmp_path), Training(FLEET, data), open
     training.advance(until=16)
     with folder.locked():
         folder.open_for(SMALL)
@@ -246,13 +246,13 @@ def test_a_checkpoint_that_cannot_be_read_is_not_trained_over(
     path = folder.checkpoint_path(FLEET.id)
     before = path.read_bytes()
 
-    def refuse(given: Any, *more: Any, **named: Any) -> int:
-        if os.fspath(given) == str(path):
+    def refuse(given: Any, *more: Any, **named: Any) -> Any:
+        if str(given) == str(path):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return real(given, *more, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", refuse)
+        patched.setattr("builtins.open", refuse)
         with pytest.raises(TacitError, match="cannot be read"):
             runner.run(SMALL, tmp_path, executor=InProcess(data))
     assert path.read_bytes() == before

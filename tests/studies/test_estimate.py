@@ -20,7 +20,6 @@ from tacit.studies.execute.executor import FleetTask, MessageHandler
 from tacit.studies.execute.wire import Message
 from tacit.studies.plan import make_plan
 from tacit.studies.store.folder import ResultsFolder
-from tacit.studies.store.writer import StudyWriter
 from tacit.studies.train.packing import Fleet, pack
 
 
@@ -76,7 +75,7 @@ def test_a_rate_is_kept_for_the_one_model_that_was_trained(
     fixed = {"updates": 2, "learning_rate": 0.1, "train_size": 64, "batch_size": 16, "evaluations": 1, "depth": 2}
     mixed = parse_study({"name": "s", "fixed": {**fixed, "width": 4}, "grid": {"model": models}})
     found: list[Any] = []
-    monkeypatch.setattr(StudyWriter, "train", lambda self, executor, *, keep_rate: found.append(keep_rate))
+    monkeypatch.setattr(runner, "train", lambda *arguments, keep_rate, **options: found.append(keep_rate))
     runner.run(mixed, tmp_path / "runs", executor=InProcess(data))
     (keep_rate,) = found
     for model in ("mlp", "conv1d"):
@@ -131,7 +130,7 @@ def test_fleets_that_diverge_at_once_do_not_count_for_the_rate(tmp_path: Path, d
     right, diverging = (tuple(run for run in runs if (run.learning_rate < 1) is small) for small in (True, False))
     fleets = [Fleet(tuple(dict.fromkeys(each))) for each in (right, diverging)]
     with folder.locked():
-        StudyWriter(folder, fleets, Listener(), 10.0).train(Slow(data), keep_rate=kept.append)
+        runner.train(folder, fleets, Slow(data), watcher=Listener(), keep_rate=kept.append)
     assert kept == [fleets[0].cost / 10.0]
 
 

@@ -89,10 +89,16 @@ def test_the_files_to_judge_have_new_seeds_and_signals_and_make_the_table(judged
             row(run, 0.5 + gain.get(judged.arm_of({**LATER, **run.model_dump()}), 0.0) + 0.001 * (run.seed % (2 + at)))
             for at, run in enumerate(runs)
         ]
-    table = judged.table(rows)
-    assert table.count("| plain |") == 4
-    lines = [line for line in table.splitlines() if line.startswith(("| SAM |", "| relative"))]
-    assert [("gains" in line, "loses" in line) for line in lines] == [(True, False), (False, True)] * 4
+    tasks = judged.results(rows)
+    add_verdicts = __import__("judged_table").add_verdicts
+    for task in tasks.values():
+        add_verdicts(task, {"SAM": 2.0, "SAM, drawn rows": 1.1})
+        assert {arm: task["arms"][arm]["verdict"] for arm in ("SAM", "relative strength")} == {
+            "SAM": "gains", "relative strength": "loses"
+        }  # fmt: skip
+        assert [task["arms"][arm]["price"] for arm in ("SAM", "SAM, 16 rows", "plain")] == [2.0, 1.1, None]
+        assert {arm["settings"] for arm in task["arms"].values()} == {120}
+    assert list(tasks) == list(judged.TASKS)
 
 
 def test_the_expected_best_of_one_is_the_mean_and_of_many_the_highest(judged: Any) -> None:

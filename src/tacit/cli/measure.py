@@ -222,7 +222,7 @@ def _problem(
         from tacit.cli._imported import imported
 
         return imported(custom)()
-    from tacit.studies.data.facts import DATASETS
+    from tacit.studies.data.datasets import FACTS
 
     dataset = dataset.replace("-", "_")
     if model not in MODELS:
@@ -231,9 +231,9 @@ def _problem(
         )
     if width < 1 or depth < 0:
         raise InputError(f"--width {width} --depth {depth}; expected a width of at least 1 and a depth of at least 0.")
-    if dataset not in DATASETS:
-        raise InputError(f"--dataset {dataset!r} is unknown; use one of {', '.join(DATASETS)}.")
-    facts = DATASETS[dataset]
+    if dataset not in FACTS:
+        raise InputError(f"--dataset {dataset!r} is unknown; use one of {', '.join(FACTS)}.")
+    facts = FACTS[dataset]
     if model == "wide_resnet" and len(facts.shape) != 3:
         raise InputError(
             f"--model wide_resnet is for images; {dataset} has none. Use --model mlp or --dataset cifar10."

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit._counted import counted
 from tacit.studies import estimate
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study, load_study
-from tacit.studies.execute.attempts import ATTEMPTS
-from tacit.studies.execute.executor import Executor
+from tacit.studies.execute.attempts import ATTEMPTS, FleetsFailedError
+from tacit.studies.execute.executor import Executor, FleetTask
 from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.execute.machine import cores, known_device, trains_on
 from tacit.studies.execute.pool import RateUnknownError
@@ -25,6 +25,7 @@ from tacit.studies.plan import Plan, known_executor, results_folder, seconds_lef
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.rows import Row
 from tacit.studies.store.writer import StudyWriter
+from tacit.studies.train.checkpoint import share_done
 from tacit.studies.train.packing import Fleet
 
 if TYPE_CHECKING:
@@ -99,13 +100,47 @@ def run(
             rate = _rate(fleets, executor, workers=count, local_cores=local_cores)
             seconds = seconds_left(folder, fleets, workers=count, rate=rate)
             watcher.planned(Plan(study, tuple(fleets), count, seconds, rough=rate is None))
-            writer = StudyWriter(folder, fleets, watcher, checkpoint_seconds, study.keep_weights)
             one_model = len({fleet.model for fleet in fleets}) == 1  # a rate of several would be that of none
             keep_rate = functools.partial(estimate.store_rate, count, fleets[0].model)
-            writer.train(executor, keep_rate=keep_rate if local_cores and one_model else None)
+            train(
+                folder, fleets, executor, watcher=watcher, checkpoint_seconds=checkpoint_seconds,
+                keep_weights=study.keep_weights, keep_rate=keep_rate if local_cores and one_model else None,
+            )  # fmt: skip
     finally:
         watcher.ended()
     return folder.rows_of(study.runs)
+
+
+def train(
+    folder: ResultsFolder,
+    fleets: Sequence[Fleet],
+    executor: Executor,
+    *,
+    watcher: Watcher,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    keep_weights: bool = False,
+    keep_rate: Callable[[float], None] | None = None,
+) -> None:
+    """Train fleets from their checkpoints on, and store their rows. Needs the folder's lock.
+
+    `keep_rate` gets the rate when it is one of whole fleets on this machine. FleetsFailedError is raised at the end
+    for fleets that were given up.
+    """
+    checkpoints = {fleet.id: folder.read_checkpoint(fleet.id) for fleet in fleets}
+    at_start = {id: share_done(content or b"") for id, content in checkpoints.items()}
+    writer = StudyWriter(folder, fleets, watcher, at_start)
+    tasks = [FleetTask(fleet, checkpoints[fleet.id], checkpoint_seconds, keep_weights) for fleet in fleets]
+    executor.run(tasks, writer.handle)
+    if writer.failed:
+        raise FleetsFailedError(
+            f"{len(writer.failed)} of {counted(len(fleets), 'fleet')} failed ({', '.join(writer.failed)}) and the "
+            f"others are finished; the errors are in {folder.path / 'fleets'}/ID/failed.json. Run again to try them "
+            "again."
+        )
+    began_fresh = not any(checkpoints.values())
+    # A rate worth keeping: of whole fleets, not of a few steps.
+    if keep_rate is not None and began_fresh and not writer.warnings and writer.timed_seconds > 5:
+        keep_rate(writer.timed_cost / writer.timed_seconds)
 
 
 def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher) -> None:
@@ -120,7 +155,7 @@ def _warn_without_weights(folder: ResultsFolder, study: Study, watcher: Watcher)
 
 def _prepare(runs: Sequence[RunSpec]) -> None:
     """Datasets are made once here, so that workers find them in the cache; own code is tried before workers need it."""
-    for name in sorted({run.dataset for run in runs if run.dataset in DATASETS}):
+    for name in sorted({run.dataset for run in runs if run.dataset in FACTS}):
         load(name)
     if any(run.own_code for run in runs):
         from tacit.studies.train.trial import try_own_code  # brings torch, which a finished study does not need

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tacit.studies.data import signals
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
-from tacit.studies.data.signals import Shifts, Signals
+from tacit.studies.data.signals import Signals
 from tacit.studies.describe.spec import make_run
 from tacit.studies.train.packing import Fleet
 from tacit.studies.train.training import Training
@@ -43,9 +44,10 @@ def test_every_row_is_a_circular_shift_of_its_signal_and_all_shifts_are_drawn() 
     assert set(seen) == set(range(-3, 4))
 
 
-def test_a_shift_moves_samples_by_its_number_less_the_largest_shift() -> None:
-    signals = Signals.prepare(torch.arange(10.0)[None], most_shift=2)
-    moved = signals.take(torch.zeros(5, dtype=torch.long), Shifts(torch.arange(5)))
+def test_a_shift_moves_samples_by_its_number_less_the_largest_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.arange(5)[None])
+    shifted = signals.shifts(Signals(torch.arange(10.0)[None]), [0], batch_size=5, batches=1, most=2)
+    moved = shifted(torch.zeros(5, dtype=torch.long), 0)
     assert torch.equal(moved, torch.stack([torch.arange(10.0).roll(by) for by in (-2, -1, 0, 1, 2)]))
 
 

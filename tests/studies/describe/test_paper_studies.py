@@ -15,7 +15,8 @@ import pytest
 
 from tacit import InputError, cli
 from tacit.report import catalogue
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.library import library, library_folder
 from tacit.studies.describe.spec import RunSpec, make_run
@@ -170,7 +171,7 @@ def first_updates(run: RunSpec) -> RunSpec:
 @cache
 def made_up(dataset: str) -> Data:
     """Noise in the shape of the dataset: enough to train on, never missing."""
-    facts, draw = DATASETS[dataset], np.random.default_rng(0)
+    facts, draw = FACTS[dataset], np.random.default_rng(0)
 
     def images(count: int) -> np.ndarray:
         return draw.integers(0, 256, (count, *facts.shape), dtype=np.uint8)

@@ -25,7 +25,7 @@ from pydantic import (
 from tacit._errors import InputError
 from tacit._own_code import is_own
 from tacit.schedules import SCHEDULES
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.error_messages import error_message, shorten
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
@@ -133,7 +133,7 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: Annotated[str, _named("dataset", DATASETS)] = "mnist1d"
+    dataset: Annotated[str, _named("dataset", FACTS)] = "mnist1d"
     train_size: Count = 4000
     model: Annotated[str, _named("model", MODELS)] = "mlp"
     width: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -188,7 +188,7 @@ class RunSpec(BaseModel):
         """A default (whole test set, published size, usual amount) has one spelling, so that a run has one hash."""
         if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
             return given
-        facts = DATASETS.get(given.get("dataset", "mnist1d"))
+        facts = FACTS.get(given.get("dataset", "mnist1d"))
         whole: dict[str, Any] = {
             "test_size": facts.test_size if facts else None,
             "image_size": facts.shape[-1] if facts and len(facts.shape) == 3 else None,
@@ -210,7 +210,7 @@ class RunSpec(BaseModel):
 
     @model_validator(mode="after")
     def _combination(self) -> RunSpec:
-        facts = DATASETS.get(self.dataset)  # an own dataset is checked when it is loaded
+        facts = FACTS.get(self.dataset)  # an own dataset is checked when it is loaded
         if facts is not None and self.train_size > facts.train_size:
             raise ValueError(
                 f"train_size is {self.train_size}; {self.dataset} has {facts.train_size} training examples"
@@ -283,9 +283,9 @@ class RunSpec(BaseModel):
             if unfit and self.augmentation not in AMOUNTS:
                 raise ValueError(f"{unfit[0]} is {getattr(self, unfit[0])}; it is not for a dataset of your own")
             return
-        shape = DATASETS[self.dataset].shape
+        shape = FACTS[self.dataset].shape
         images = len(shape) == 3
-        pictures = [name for name, facts in DATASETS.items() if len(facts.shape) == 3]
+        pictures = [name for name, facts in FACTS.items() if len(facts.shape) == 3]
         if self.model == "wide_resnet":
             if not images:
                 raise ValueError(
@@ -321,7 +321,7 @@ class RunSpec(BaseModel):
                 )
 
     def _check_augmentation(self, pictures: list[str]) -> None:
-        shape, kind, amount = DATASETS[self.dataset].shape, self.augmentation, self.augmentation_amount
+        shape, kind, amount = FACTS[self.dataset].shape, self.augmentation, self.augmentation_amount
         if kind == "crop_flip" and len(shape) != 3:
             raise ValueError(
                 f"augmentation is crop_flip and dataset is {self.dataset}, which has no images; "
