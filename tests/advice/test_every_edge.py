@@ -8,7 +8,7 @@ import torch
 
 from tacit.advice.every_edge import largest_stable_strength_every, second_moments
 from tacit.advice.optimizers import Momentum
-from tacit.edges import largest_stable_strength, largest_stable_strength_sampled, sampling_factor
+from tacit.edges import Step, largest_stable_strength, largest_stable_strength_sampled, sampling_factor
 
 RATE, TOP = 1 / 64, 4.0
 
@@ -48,7 +48,7 @@ def test_without_momentum_the_penalised_step_alone_must_be_stable(every: int) ->
 
 @pytest.mark.parametrize("momentum", [Momentum(), Momentum(0.9)])
 def test_on_every_step_it_is_the_edge_in_closed_form(momentum: Momentum) -> None:
-    expected = largest_stable_strength(RATE, TOP, momentum=momentum.beta, curvature_spread=1.5)
+    expected = largest_stable_strength(RATE, TOP, step=Step(momentum=momentum.beta, curvature_spread=1.5))
     found = largest_stable_strength_every(RATE, TOP, every=1, momentum=momentum, curvature_spread=1.5)
     assert found == expected
 
@@ -85,7 +85,7 @@ def test_a_heavy_ball_on_minibatches_that_differ_has_the_edge_in_closed_form() -
     scatter = (batch * TOP / kappa) ** 2 * ((1 + found * TOP) ** 2 + (found * s * TOP) ** 2 / 2)
     expected = 2 * (1 + beta) / (1 + scatter * (1 + beta) / (1 - beta))
     assert RATE * kappa == pytest.approx(expected, rel=1e-7)  # the spectral radius may be 1e-9 above 1
-    assert found < largest_stable_strength(RATE, TOP, momentum=beta, curvature_spread=s) / 2
+    assert found < largest_stable_strength(RATE, TOP, step=Step(momentum=beta, curvature_spread=s)) / 2
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.7])
@@ -138,7 +138,7 @@ def test_the_map_of_draws_is_the_mean_over_all_sequences_of_draws(momentum: Mome
 
 
 def test_momentum_makes_rare_kicks_worse() -> None:
-    heavy = largest_stable_strength(RATE, TOP, momentum=0.9)
+    heavy = largest_stable_strength(RATE, TOP, step=Step(momentum=0.9))
     assert largest_stable_strength_every(RATE, TOP, every=4, momentum=Momentum(0.9)) < heavy / 8
 
 

@@ -23,7 +23,7 @@ from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.matching import SHARE_OF_EDGE
 from tacit.advice.optimizers import Momentum
 from tacit.diagnostics import Measurement, Spectrum
-from tacit.diagnostics.estimates import Estimate, Moments
+from tacit.diagnostics.estimates import Estimate, SampleMoments
 
 N = 4096
 
@@ -40,7 +40,7 @@ def seen(squared_norm: float, variance: float, *, eigenvalue: float | None = Non
         gradient_covariance_trace=known(gamma), implicit_regularizer={}, signal_to_noise={}, tail_index=None,
         noise_scale=known(gamma / squared_norm if squared_norm else math.inf), learning_rate=None, self_test=None,
         largest_eigenvalue=None if eigenvalue is None else known(eigenvalue), methods={}, notes=(),
-        moments=Moments(N, N, squared_norm, variance),
+        moments=SampleMoments(N, N, squared_norm, variance),
     )  # fmt: skip
 
 
@@ -457,7 +457,9 @@ def test_minibatches_that_differ_in_curvature_lower_the_edge_of_momentum_and_of_
     point = with_spectrum(seen(3.0, 500.0, eigenvalue=15.0), values=(15.0,), variance=15.0**2 * 20)
     of_micro_batches = point.spectrum.curvature_spread(16)
     for beta, sizes in ((0.0, (256, 512)), (0.9, (256, 512))):
-        alone = tacit.edges.largest_stable_strength(0.01, 15.0, momentum=beta, curvature_spread=of_micro_batches)
+        alone = tacit.edges.largest_stable_strength(
+            0.01, 15.0, step=tacit.edges.Step(momentum=beta, curvature_spread=of_micro_batches)
+        )
         edges = [
             tacit.match(
                 point, learning_rate=0.01, batch_size=16, new_batch_size=size, micro_batch_size=16, momentum=beta

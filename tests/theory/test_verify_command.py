@@ -122,6 +122,20 @@ def test_in_the_picture_sgd_follows_the_modified_flow_and_leaves_gradient_flow()
     assert (stopped[-1] - stopped[-2]).norm() < 1e-6  # in the valley; SGD moves on along it
 
 
+@pytest.mark.parametrize("option", ["--figure", "--picture"])
+def test_a_figure_without_matplotlib_is_refused_before_anything_is_measured(
+    quick: None, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", ["tacit", "verify", option, str(tmp_path / "out.svg")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    written = capsys.readouterr()
+    assert "pip install '.[figures]'" in written.err
+    assert written.out == ""
+
+
 def test_a_figure_with_nothing_measured_is_still_drawn(tmp_path: Path) -> None:
     empty = Finding("a", "b", 2, "toy", (), (), "nothing to see")
     assert draw_study(ConvergenceStudy((empty,)), tmp_path / "empty.svg").exists()

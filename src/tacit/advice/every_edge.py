@@ -38,7 +38,7 @@ import numpy as np
 
 from tacit._arguments import finite_number, whole_number
 from tacit.advice.optimizers import Momentum
-from tacit.edges import largest_stable_strength
+from tacit.edges import Step, largest_stable_strength
 
 CURVATURES = 48  # between 0 and λ_max, among which the least stable is looked for
 STRENGTHS = np.geomspace(1e-4, 1.0, 300)  # in units of λ*/k: a grid of 3 %
@@ -72,9 +72,8 @@ def largest_stable_strength_every(
     beta = momentum or Momentum()
     k = whole_number("every", every, at_least=1)
     rate, h = finite_number("learning_rate", learning_rate, positive=True), finite_number("curvature", curvature)
-    alone = largest_stable_strength(
-        rate, h, momentum=beta.beta, nesterov=beta.nesterov, curvature_spread=curvature_spread
-    )
+    step = Step(momentum=beta.beta, nesterov=beta.nesterov, curvature_spread=curvature_spread)
+    alone = largest_stable_strength(rate, h, step=step)
     spreads = (
         finite_number("curvature_spread", curvature_spread),
         finite_number("batch_spread", batch_spread),

@@ -15,7 +15,7 @@ from tacit.advice.price import EVERY, Alternative
 from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import examples_needed
-from tacit.edges import largest_stable_learning_rate, sampling_factor
+from tacit.edges import Step, largest_stable_learning_rate, sampling_factor
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
 SHARE_OF_EDGE = 0.75  # of the largest stable strength: more is never advised
@@ -226,7 +226,7 @@ def _largest_stable_rate(seen: Measurement, beta: Momentum) -> float | None:
     found = seen.largest_eigenvalue
     if found is None or not found.value > 0:
         return None if found is None else math.inf
-    return largest_stable_learning_rate(found.value, momentum=beta.beta, nesterov=beta.nesterov)
+    return largest_stable_learning_rate(found.value, step=Step(momentum=beta.beta, nesterov=beta.nesterov))
 
 
 def _stability_notes(largest: float | None, beta: Momentum, rates: dict[str, float]) -> list[str]:

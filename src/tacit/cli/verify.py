@@ -68,6 +68,8 @@ def verify(
     _check_target("--json", json, (".json",))
     _check_target("--figure", figure, figures.FORMATS)
     _check_target("--picture", picture, figures.FORMATS)
+    if figure is not None or picture is not None:
+        figures.pyplot()  # refused before minutes are spent
     if picture is not None:
         print(f"wrote {figures.draw_picture(picture)}")
         return

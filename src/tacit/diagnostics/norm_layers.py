@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from tacit._errors import InputError
 from tacit.diagnostics.estimates import Estimate, inverse
 
+BIAS = "the noise scale of the norm layers' parameters alone; in two small transformers 0.2 to 1.4 times that of all"
 # What each layer divides by and subtracts, without its parameters.
 NORMALIZE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     nn.LayerNorm: lambda layer, x: F.layer_norm(x, layer.normalized_shape, eps=layer.eps),
@@ -177,6 +178,7 @@ def norms_row(moments: list[tuple[float, float]], *, batch_size: int, train_size
         "noise_scale": scale.value,
         "noise_scale_low": scale.low,
         "noise_scale_high": scale.high,
+        "note": BIAS,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit._lanczos import krylov_decomposition
 from tacit._random import generator
-from tacit.diagnostics.curvature import hessian_product
+from tacit.diagnostics.curvature import full_gradient, hessian_product
 from tacit.problem import Problem
 
 STARTS = 4  # minibatch gradients from which Lanczos starts
@@ -65,7 +65,7 @@ def noise_spectrum(
     Noise is that of minibatches of the smallest size; squares are compared for every size.
     """
     size = min(*batch_sizes, max(1, len(examples) // 2))
-    full = _gradient(problem, examples, chunk_size)
+    full = full_gradient(problem, examples, chunk_size=chunk_size)
 
     def product(vector: np.ndarray) -> np.ndarray:
         along = torch.from_numpy(np.ascontiguousarray(vector))
@@ -74,7 +74,7 @@ def noise_spectrum(
     values, weights = [], []
     shuffled = examples[torch.randperm(len(examples), generator=generator(seed, "probe"))]
     for batch in shuffled.split(size)[:STARTS]:
-        noise = _gradient(problem, batch, chunk_size) - full
+        noise = (full_gradient(problem, batch, chunk_size=chunk_size) - full).numpy()
         ritz, _, components = krylov_decomposition(product, noise, steps=STEPS)
         values += ritz.tolist()
         weights += np.square(components).tolist()
@@ -108,14 +108,3 @@ def _square_spreads(
         if squares.mean() > 0:
             found[size] = float(squares.std() / squares.mean())
     return found
-
-
-def _gradient(problem: Problem, examples: Tensor, chunk_size: int) -> np.ndarray:
-    """The mean gradient over the examples, flat, float64."""
-    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
-    total = torch.zeros(sum(leaf.numel() for leaf in leaves.values()), dtype=torch.float64)
-    for some in examples.split(chunk_size):
-        with torch.enable_grad():
-            parts = torch.autograd.grad(problem.loss(leaves, some), list(leaves.values()), materialize_grads=True)
-        total += len(some) / len(examples) * torch.cat([part.reshape(-1) for part in parts]).double().cpu()
-    return total.numpy()

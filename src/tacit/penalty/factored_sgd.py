@@ -146,7 +146,7 @@ class FactoredSGD(torch.optim.Optimizer):
             call=self._runner.steps,
         )  # fmt: skip
         outcomes, uses = self._differentiate(self._leaving_backward_to_us(closure), cut, strength)
-        self._source.content = "of linear layers are never formed by FactoredSGD"
+        self._source.put("of linear layers are never formed by FactoredSGD")
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
         for use in uses:
             if use.factors is not None:

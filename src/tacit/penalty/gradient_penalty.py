@@ -382,8 +382,9 @@ class GradientPenalty:
                 objective, closure, cut, self._run, second_view=second_view, scaler=scaler,
                 in_one_pass=self.method == "gram",
             )  # fmt: skip
-        of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
-        self._source.content = f"are those of a loss with a penalty{of_strength}" if penalised else None
+        if penalised:
+            of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
+            self._source.put(f"are those of a loss with a penalty{of_strength}")
         self._remember(outcomes, strength, weight, cut.parts)
         if penalised and weight:
             self._strength.see(outcomes, strength, objective.applied, ours)

@@ -241,7 +241,8 @@ class SharpnessAware:
             whole = Cut.whole_only(batch)
             self._runner.run(objective, closure, whole, run, second_view=of_direction, scaler=scaler)
         (self._last,) = records
-        self._source.content = "are those of SharpnessAware, at moved parameters" if radius else None
+        if radius:
+            self._source.put("are those of SharpnessAware, at moved parameters")
         return sink, self._last.loss, objective.scale
 
     def _drawn(

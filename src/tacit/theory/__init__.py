@@ -18,6 +18,7 @@ True
 """
 
 from tacit.edges import (
+    Step,
     largest_stable_curvature,
     largest_stable_learning_rate,
     largest_stable_strength,
@@ -89,7 +90,7 @@ from tacit.theory.sampled_penalty import (
     sampled_penalty_growth,
     sampled_penalty_update,
 )
-from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
+from tacit.theory.sharpness import batch_sharpness
 from tacit.theory.sharpness_aware import SamTerms, sam_field, sam_from_rows, sam_terms
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
@@ -136,6 +137,7 @@ __all__ = [
     "PreconditionedLoss",
     "Regime",
     "SamTerms",
+    "Step",
     "SymbolicFlow",
     "SymbolicLag",
     "UpdateStudy",
@@ -144,7 +146,6 @@ __all__ = [
     "asymmetry",
     "averaged_gd",
     "batch_sharpness",
-    "batch_sharpness_of",
     "commutator",
     "compare_flows",
     "coupling_factor",
@@ -214,7 +215,6 @@ __all__ = [
     "principal_field",
     "problems",
     "regime",
-    "reported_limit",
     "require_third_derivatives",
     "resummed_mean",
     "rmsprop",
