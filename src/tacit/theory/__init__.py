@@ -9,7 +9,7 @@ And if it is not small?                     principal_field, compare_flows, resu
 And with a sampled penalty, or SAM?         modified_loss_of_sampled_penalty, sampled_penalty_edge, sam_terms
 What do the orders of minibatches do?       mean_iterate, commutator, order_covariance, moments_with_fresh_orders
 
-docs/theory.md is the guide; docs/theory-more.md has every name under its question.
+docs/theory.md is the guide; docs/reference/theory.md has every name under its question.
 
 >>> import tacit
 >>> study = tacit.theory.verify(tacit.theory.problems.logistic(batches=3), only="mean SGD against C̃_SGD")
