@@ -103,7 +103,7 @@ def test_every_figure_has_a_thumbnail_with_its_verdict_that_links_down(report: R
     for figure in report.figures:
         assert figure.verdict is not None
         entry = thumbs[thumbs.index(f'href="#{figure.id}"') :]
-        assert f'class="dot {figure.verdict.outcome}"' in entry[: entry.index("</li>")]
+        assert f'class="dot {figure.verdict.shown_outcome}"' in entry[: entry.index("</li>")]
 
 
 def test_the_answer_has_the_numbers_of_figure_1b(page: str) -> None:

@@ -199,7 +199,9 @@ def prices(width: int) -> dict[str, float]:
     from tacit.bench.steps import time_interleaved
 
     batch = torch.randn(BATCH_SIZE, 40), torch.randint(10, (BATCH_SIZE,))
-    steps = {arm.name: partial(make_step(network(width, 0), arm, 0), *batch) for arm in arms()}
+    steps: dict[str, Callable[[], Tensor]] = {
+        arm.name: partial(make_step(network(width, 0), arm, 0), *batch) for arm in arms()
+    }
     time_interleaved(steps, rounds=1)  # the first steps of a process are slower
     seconds = time_interleaved(steps, rounds=PRICE_ROUNDS if width > WIDTH else 10 * PRICE_ROUNDS)
     plain, *_ = seconds
@@ -243,14 +245,14 @@ def plot(results: dict[str, Result], target: Path) -> Path:
     colours = {arm.name: arm.colour for arm in arms()}
 
     def point(update: int, accuracy: float) -> Point:
-        height = Interval(accuracy, math.nan, math.nan)
+        height = Interval(100 * accuracy, math.nan, math.nan)
         return Point(float(update), height, height, ())
 
     curves = tuple(
         Curve(name, colours[name], tuple(map(point, result.updates, result.accuracies)))
         for name, result in results.items()
     )
-    panel = Panel(curves, "updates", "test accuracy", x_scale="linear")
+    panel = Panel(curves, "updates", "test accuracy (%)", x_scale="linear", y_scale="linear")
     title = f"MNIST-1D with {100 * LABEL_NOISE:.0f} % random labels"
     write_figure(FigureResult("demo", title, (panel,), None, "", len(curves), 0), target)
     return target

@@ -81,6 +81,7 @@ def draw_collapse(source: Source, question: Question, *, says: str) -> Drawing:
         criteria=(
             Criterion(
                 found.ratio, f"= distance at equal {x} over that at equal {rival}", "below", rules.COLLAPSES, digits=2,
+                points=found.points or None,
                 blocked="too few points of different curves lie over each other" if not found.points
                 else "the curves lie on each other against both" if math.isnan(found.ratio.value) else "",
             ),
