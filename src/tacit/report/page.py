@@ -19,13 +19,14 @@ from tacit.report.points import Panel, Point
 from tacit.report.settings import DATASET_NAMES
 from tacit.report.style import PAGE_COLOURS, SHAPES
 from tacit.report.ten_seeds import TenSeeds, stored_beside
-from tacit.report.text import percent, power
-from tacit.report.verdict import Outcome
+from tacit.report.text import percent, power, readable
+from tacit.report.verdict import Criterion, Outcome
 
 HERO = "1b"  # the figure that the paper's question is answered by
 GAIN = "6a"  # and the one that says how much of the gain a penalty gives
 QUESTION = "Does a large learning rate work like an explicit penalty on gradients?"
 FEW_SEEDS = 3
+SHORT_UNIT = 4  # words of a unit that the table of verdicts has place for; others stand at their figure
 
 
 def render(report: Report, *, command: str, title: str | None = None) -> str:
@@ -42,7 +43,7 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
     light, dark = stylesheet(class_name(curve) for f in figures for panel in f.panels for curve in panel.curves)
     stored = stored_beside(report)
     hero = next((figure for figure in report.figures if figure.id == HERO), next(iter(report.figures), None))
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         title=title or _title(report),
         question=_question(report),
         answer=answer(report),
@@ -64,6 +65,7 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
         rules=[re.split(r"^- ", block, flags=re.M) for block in (rules.__doc__ or "").strip().split("\n\n")],
         css={"light": PAGE_COLOURS[0], "dark": PAGE_COLOURS[1], "curves": light, "dark_curves": dark, "shapes": SHAPES},
     )
+    return readable(page)
 
 
 def write_page(report: Report, path: Path, *, command: str, title: str | None = None) -> Path:
@@ -179,7 +181,9 @@ def _notes(report: Report) -> list[str]:
 def _claim(figure: FigureResult, other: FigureResult | None, stored: TenSeeds | None) -> dict[str, Any]:
     results = [_shown(figure, figure.id, stored)]
     if other is not None:
-        results.append(_shown(other, f"{figure.id}-beside", stored))
+        second = _shown(other, f"{figure.id}-beside", stored)
+        _share_legend(results[0], second)
+        results.append(second)
     return {
         "id": figure.id,
         "name": figure.name,
@@ -197,15 +201,34 @@ def _shown(figure: FigureResult, key: str, stored: TenSeeds | None) -> dict[str,
         "key": key,
         "regime": figure.regime,
         "verdict": verdict,
+        "number": _short(verdict.deciding, words=0) if verdict else "",
+        "short": _short(verdict.deciding, words=SHORT_UNIT) if verdict else "",
         "stored": stored.of(figure) if stored else "",
         "gauge": gauge(verdict.deciding) if verdict else "",
         "caption": figure.caption,
+        "runs": figure.runs,
         "cut": [setting for setting in figure.settings if setting.differs],
         "kept": [setting for setting in figure.settings if not setting.differs],
         "panels": [panel_svg(figure, index, key=key) for index in range(len(figure.panels))],
         "legend": _legend(figure, key),
         "table": _table(figure.panels[0]),
     }
+
+
+def _short(criterion: Criterion, *, words: int) -> str:
+    """A number for the table of verdicts, with its unit if that has few words."""
+    if math.isnan(criterion.number.value):
+        return "no number"
+    few = len(criterion.unit.split()) <= words
+    return criterion.text if few else criterion.number.interval().text(criterion.digits)
+
+
+def _share_legend(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """One legend for two results with the same curves: its buttons switch both."""
+    if [entry["label"] for entry in first["legend"]] == [entry["label"] for entry in second["legend"]]:
+        for entry, other in zip(first["legend"], second["legend"], strict=True):
+            entry["ids"] += other["ids"]
+        second["legend"] = []
 
 
 def _legend(figure: FigureResult, key: str = "hero") -> list[dict[str, Any]]:

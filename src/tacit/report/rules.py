@@ -12,6 +12,7 @@ How a claim is judged:
 - "similar", "equal": two one-sided tests at 5 %: agrees when the 90 % interval lies inside the margin; disagrees when
   the 95 % interval lies outside.
 - A claim with several parts agrees when all do. It disagrees when one does, at a level corrected for their number.
+- A distance between curves is a root mean square over points, without what the noise of the runs adds to it.
 - The height of a best point has an interval that allows for its having been chosen as the best.
 - A verdict on fewer than 3 seeds is "undecided so far", and so is one on how curves collapse at fewer than 6 points,
   unless these have 10 seeds: the next larger run may turn it over.
