@@ -55,7 +55,7 @@ assert all(before[row["run"]] == row for row in rows if row["run"] in before)
 # %% [markdown]
 # ## Its figure
 #
-# `studies.records` gives the rows as flat dictionaries, `studies.table` as a DataFrame. Which learning rate is best
+# `studies.records` gives the rows as flat dictionaries, which `pandas.DataFrame` takes too. Which learning rate is best
 # on the training examples, and which on the test examples?
 
 # %%

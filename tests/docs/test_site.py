@@ -85,7 +85,7 @@ def test_a_file_without_a_page_is_linked_once_the_project_has_an_address() -> No
 def test_the_command_line_page_has_every_command_and_every_option() -> None:
     made = site_module("command_line")
     page, commands = made.page(), made.commands()
-    assert {"tacit verify", "tacit reproduce", "tacit explore", "tacit data verify"} <= set(commands)
+    assert {"tacit verify", "tacit reproduce", "tacit explore", "tacit data get"} <= set(commands)
     for name, command in commands.items():
         section = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
         for parameter in command.params:

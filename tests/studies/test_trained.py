@@ -16,7 +16,8 @@ from tacit._errors import InputError, TacitError
 from tacit.cli import app
 from tacit.diagnostics import measure
 from tacit.studies import runner
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.describe.study import Study, load_study, parse_study
@@ -52,7 +53,7 @@ def test_every_run_that_did_not_diverge_has_a_file_that_gives_its_model_back(tmp
     assert set(weights_on_disk(tmp_path)) == {row["run"] for row in finished}
     for row in finished:
         run = make_run(row["spec"])
-        model = build(run, DATASETS["mnist1d"])
+        model = build(run, FACTS["mnist1d"])
         model.load_state_dict(load_file(tmp_path / "weights" / f"{run.hash}.safetensors"))  # by anybody's reader
         inputs, targets = (torch.from_numpy(part[:64]) for part in (data.train_inputs, data.train_targets))
         loss = torch.nn.functional.cross_entropy(model(inputs), targets).item()
@@ -131,7 +132,7 @@ def test_keep_weights_is_true_or_false() -> None:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 KINDS: dict[str, dict[str, Any]] = {
-    "mnist1d": {"weight_decay": 0.01, "augmentation": "noise"},
+    "mnist1d": {"weight_decay": 0.01, "augmentation": "shift"},
     "conv1d": {"model": "conv1d", "width": 3, "depth": 2, "strength": 0.1},
     "bfloat16": {"precision": "bfloat16"},
     "fashion_mnist": {"dataset": "fashion_mnist", "image_size": 7, "width": 8, "depth": 1},

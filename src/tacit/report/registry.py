@@ -12,7 +12,6 @@ from tacit.report import figures as folder
 from tacit.report.figure import Figure
 from tacit.report.own_figure import own_figure
 from tacit.report.rows import Options
-from tacit.studies.describe.study import Study
 
 
 @cache
@@ -41,9 +40,3 @@ def load_figure(place: str) -> Figure:
     if not isinstance(found, Figure):
         raise InputError(f"figure = {place!r} is not a tacit.report.Figure; expected one under that name.")
     return found
-
-
-def check_options(study: Study) -> None:
-    """Refuse, before anything is trained, an option that its figure does not take."""
-    for id, options in study.figures.items():
-        find_figure(id, options).check({key: value for key, value in options.items() if key != "figure"})
