@@ -15,14 +15,14 @@ from tacit.cli import app
 MODULE = """
 import torch, tacit
 from tacit._random import generator
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load
 from tacit.studies.train.examples import standardised
 from tacit.studies.train.models import mlp
 
 def make(width=8, size=64):
     data = load("mnist1d")
-    inputs = standardised(data.train_inputs[:size], DATASETS["mnist1d"]).between(0, size).flatten(1)
+    inputs = standardised(data.train_inputs[:size], FACTS["mnist1d"]).between(0, size).flatten(1)
     model = mlp([40, width, 10], generator(0, "init"))
     targets = torch.from_numpy(data.train_targets[:size].copy())
     return tacit.Problem(model, torch.nn.functional.cross_entropy, (inputs, targets), batch_size=4)
