@@ -164,7 +164,7 @@ def largest_stable_strength_sampled(
     `squares` are hₖ² where they are measured apart: a Hessian Hₖ has vᵀHₖv and ‖Hₖv‖² along v, and the second is
     larger than the square of the first. For plain SGD the one direction bounds the edge of all from above: E M⊗M is
     symmetric, and its part along v⊗v is no more than its spectral radius. The whole matrices are in
-    `tacit.theory.largest_stable_sampled_strength`. Not for Nesterov.
+    `tacit.theory.sampled_penalty_edge`. Not for Nesterov.
 
     >>> round(largest_stable_strength_sampled(0.2, [0.5, 1.0, 2.0, 3.0], sampled=1), 2)
     2.76

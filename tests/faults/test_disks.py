@@ -24,7 +24,7 @@ from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
-from tacit.studies.progress import Display
+from tacit.studies.progress import ProgressBar
 from tacit.studies.store import writer as recorder
 from tacit.studies.store.folder import ResultsFolder, read_rows
 from tacit.studies.store.status import folder_status
@@ -151,7 +151,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
 
     monkeypatch.setattr(recorder, "datetime", Backwards)
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
-    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=Display(line_seconds=0.0))
+    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=ProgressBar(line_seconds=0.0))
     assert rows_on_disk(tmp_path) == straight
     meta = ResultsFolder(tmp_path).meta(FLEET.id)
     assert meta is not None

@@ -17,13 +17,8 @@ from tacit.studies import runner
 from tacit.studies.describe import study as study_module
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import canonical
-from tacit.studies.execute.attempts import FleetsFailedError
+from tacit.studies.execute.executor import FleetsFailedError
 from tacit.studies.store import rows as rows_module
-
-
-@pytest.fixture(autouse=True)
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)
 
 
 @pytest.mark.parametrize("scale,study", [("paper", "fig7-fashion-mnist"), ("small", "fig7-fashion-mnist")])

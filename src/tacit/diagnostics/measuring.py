@@ -71,7 +71,7 @@ def measure(
     notes = arguments.precision_notes(posed)
     with arguments.refusals_explained(posed, examples, numbers):
         if curvature or (curvature is None and learning_rate is not None):
-            found, missing = _curvature(posed, examples, min(sizes), common, chunk_size, seed)
+            found, missing = _curvature(posed, examples, sizes, common, chunk_size, seed)
             common |= found
             notes += missing
         halves = halves_differ(posed, examples[:HALVED])
@@ -90,7 +90,7 @@ def measure(
 
 
 def _curvature(
-    posed: Problem, examples: Tensor, batch_size: int, common: dict[str, Any], chunk_size: int, seed: int
+    posed: Problem, examples: Tensor, sizes: list[int], common: dict[str, Any], chunk_size: int, seed: int
 ) -> tuple[dict[str, Any], list[str]]:
     """λ_max and the spectrum, or a note: some operations cannot be differentiated twice; the rest does not need it."""
     shared = {"train_size": common["train_size"], "chunk_size": chunk_size, "seed": seed}
@@ -98,9 +98,7 @@ def _curvature(
         found, direction = largest_eigenvalue(posed, examples, confidence=common["confidence"], **shared)
     except RuntimeError as error:
         return {}, [f"λ_max was not found: {arguments.first_line(error)}"]
-    spectrum = noise_spectrum(
-        posed, examples, batch_size=batch_size, largest=found.value, direction=direction, **shared
-    )
+    spectrum = noise_spectrum(posed, examples, batch_sizes=sizes, largest=found.value, direction=direction, **shared)
     return {"largest_eigenvalue": found, "spectrum": spectrum}, []
 
 

@@ -24,7 +24,7 @@ DATASET_NAMES = {
     "cifar10": "CIFAR-10",
 }
 SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of the run, then halved every tenth"}
-AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts", "noise": "noise"}
+AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts"}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from tacit.studies.describe.study import load_study
 from tacit.studies.store.folder import ResultsFolder, results_folders
 from tacit.studies.store.rows import Meta, Row
 from tacit.studies.store.status import FolderStatus, StudyStatus, status_of
-from tacit.studies.train.checkpoint import cpu_seconds_in
 from tacit.studies.train.packing import Fleet, finishing_time
 from tacit.watch.fleets import METRICS, finished_fleet, unfinished_fleet
 
@@ -146,7 +145,7 @@ def seconds_left(
 ) -> float | None:
     """About how long the rest takes at the rate of what this study has trained; None before its first checkpoint."""
     runs = {run.hash: run for run in status.study.runs}
-    timed = [(each.fleet.cost * each.done, cpu_seconds_in(each.checkpoint)) for each in status.left]
+    timed = [(each.fleet.cost * each.done, each.checkpoint.get("cpu_seconds", 0.0)) for each in status.left]
     for rows in by_fleet.values():
         meta = metas.get(rows[0]["run"]) or {}
         if meta.get("runs") == len(rows):  # otherwise its seconds are not those of these rows

@@ -21,6 +21,8 @@ from tacit.studies.data.facts import Dataset
 from tacit.studies.data.files import DamagedCopyError, locate, place, read_copy
 from tacit.studies.data.load import load
 
+CHECKOUT = data_files.CHECKOUT  # before a test replaces it
+
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,6 +156,7 @@ def test_the_cache_alone_is_enough_and_a_wrong_one_is_not_used(
 
 
 def test_only_a_checkout_looks_beside_itself(tmp_path: Path) -> None:
+    assert Path(__file__).is_relative_to(CHECKOUT)
     beside = tmp_path / "shared" / "datasets"
     assert beside not in data_files.roots()
     (tmp_path / "installed").mkdir()

@@ -15,7 +15,6 @@ from tacit.batching import ORDERS, epoch_batches
 from tacit.schedules import SCHEDULES, cosine, paper_decay
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.train import checkpoint
 from tacit.studies.train import training as training_module
 from tacit.studies.train.checkpoint import DamagedCheckpointError
 from tacit.studies.train.models import mlp

@@ -19,7 +19,7 @@ from tacit.studies.data.cache import cache_folder
 from tacit.studies.data.facts import Data, Dataset
 
 DEBIAN = Path("/usr/share/datasets")  # of the package dataset-fashion-mnist
-CHECKOUT = Path(__file__).parents[3]
+CHECKOUT = Path(__file__).parents[4]
 TIMEOUT = 30.0  # seconds without a byte
 PIECE = 1 << 16  # bytes
 LOG = logging.getLogger("tacit.studies")

@@ -1,4 +1,4 @@
-"""Signals on the device: rows of numbers, shifted or given noise minibatch by minibatch."""
+"""Signals on the device: rows of numbers, shifted minibatch by minibatch."""
 
 from __future__ import annotations
 
@@ -42,19 +42,6 @@ def shifts(
 
     drawn = draws_by_position(seeds, batches, draw)
     return lambda examples, position: shifted.index_select(0, examples + len(values) * drawn(position))
-
-
-def noise(
-    signals: Signals, seeds: Sequence[int], *, batch_size: int, batches: int, deviation: float
-) -> Callable[[Tensor, int], Tensor]:
-    """(examples, position) → rows with Gaussian noise on every sample, drawn in float32 in runs of any precision."""
-    shape = (batches, batch_size, signals.values.shape[1])
-
-    def draw(draws: torch.Generator) -> Tensor:
-        return (deviation * torch.randn(shape, generator=draws)).to(signals.values)
-
-    drawn = draws_by_position(seeds, batches, draw)
-    return lambda examples, position: signals.take(examples) + drawn(position)
 
 
 def draws_by_position(

@@ -49,7 +49,8 @@ class StudyStatus:
         """The share of the study's work that is done."""
         if not self.left:
             return len(self.rows) / len(self.study.runs)
-        return 1 - sum((1 - each.done) * _work(each.fleet.runs) for each in self.left) / _work(self.study.runs)
+        left = sum((1 - each.done) * _work(each.fleet.runs) for each in self.left)
+        return max(0.0, 1 - left / _work(self.study.runs))  # sums of the same runs differ in the last digit
 
     @property
     def fleets(self) -> Counter[str]:

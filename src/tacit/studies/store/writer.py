@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from tacit._counted import counted
 from tacit._provenance import provenance
-from tacit.studies.execute.wire import Message
+from tacit.studies.execute.messages import Message
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet
-
-
-class ProgressListener(Protocol):
-    """Receives progress and warnings: a `runner.Watcher`."""
-
-    def advanced(self, done: float) -> None: ...
-
-    def warned(self, text: str) -> None: ...
 
 
 @dataclass
@@ -28,11 +20,10 @@ class StudyWriter:
 
     folder: ResultsFolder
     fleets: Sequence[Fleet]
-    watcher: ProgressListener
+    advanced: Callable[[float], None]  # receives the share that is done of the work that was left
+    warned: Callable[[str], None]
     at_start: Mapping[str, float]  # the share of each fleet that its checkpoint holds
     started: dict[str, str] = field(default_factory=dict)
-    timed_seconds: float = 0.0  # of fleets that were trained to their end, and their cost
-    timed_cost: float = 0.0
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
@@ -52,17 +43,13 @@ class StudyWriter:
             self.folder.write_weights(message.facts["run"], message.content)
         elif message.kind == "warning":
             self.warnings[fleet.id] = self.warnings.get(fleet.id, 0) + 1
-            self.watcher.warned(message.facts["text"])
+            self.warned(message.facts["text"])
         elif message.kind == "failed":
             self._give_up(fleet, error=message.facts["text"], attempts=message.facts["attempts"])
         elif message.kind == "rows":
-            rows = message.facts["rows"]
-            if any(row["status"] == "finished" for row in rows):  # a fleet whose runs all diverge ends early
-                self.timed_seconds += message.facts["seconds"]
-                self.timed_cost += fleet.cost
-            self.folder.write_rows(fleet.id, rows, meta=self._meta(fleet, message.facts))
+            self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts))
             self.done[fleet.id] = 1.0
-        self.watcher.advanced(self._share())
+        self.advanced(self._share())
 
     def _share(self) -> float:
         """The share that is done of the work that was left when training began."""
@@ -75,7 +62,7 @@ class StudyWriter:
         facts = {"fleet": fleet.id, "runs": len(fleet.runs), "error": error, "attempts": attempts, "ended": _now()}
         self.folder.write_failure(fleet.id, facts)
         last = error.strip().splitlines()[-1].rstrip(".")
-        self.watcher.warned(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
+        self.warned(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
 
     def _meta(self, fleet: Fleet, facts: dict[str, Any]) -> dict[str, Any]:
         return {

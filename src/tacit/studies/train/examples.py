@@ -14,7 +14,7 @@ from tacit._errors import InputError
 from tacit._random import generator
 from tacit.studies.data import images, signals
 from tacit.studies.data.facts import Data, Facts
-from tacit.studies.describe.spec import AMOUNTS, RunSpec
+from tacit.studies.describe.spec import SHIFT, RunSpec
 
 
 class Inputs(Protocol):
@@ -45,8 +45,8 @@ def prepare(
             f"{run.dataset} has {facts.train_size} training and {facts.test_size} test examples; found train_size "
             f"{run.train_size} and test_size {run.test_size}."
         )
-    if run.augmentation in AMOUNTS and len(facts.shape) != 1:
-        raise InputError(f"augmentation {run.augmentation} is for signals; {run.dataset} has shape {facts.shape}.")
+    if run.augmentation == "shift" and len(facts.shape) != 1:
+        raise InputError(f"augmentation shift is for signals; {run.dataset} has shape {facts.shape}.")
 
     def made(raw: np.ndarray) -> Inputs:
         return standardised(raw, facts, size=run.image_size, device=device, dtype=dtype)
@@ -93,18 +93,11 @@ def augmented(runs: Sequence[RunSpec], inputs: Inputs, facts: Facts) -> Callable
         assert isinstance(inputs, images.Images)
         padding = images.padding(run.image_size, facts.shape[-1])
         return images.crops_and_flips(inputs, seeds, batch_size=run.batch_size, padding=padding)
-    if run.augmentation in AMOUNTS:
+    if run.augmentation == "shift":
         assert isinstance(inputs, signals.Signals)
-        sizes = {"batch_size": run.batch_size, "batches": run.batches_per_epoch}
-        if run.augmentation == "shift":
-            return signals.shifts(inputs, seeds, **sizes, most=int(amount(run)))
-        return signals.noise(inputs, seeds, **sizes, deviation=amount(run))
+        most = int(run.augmentation_amount or SHIFT)
+        return signals.shifts(inputs, seeds, batch_size=run.batch_size, batches=run.batches_per_epoch, most=most)
     return lambda examples, _: inputs.take(examples)
-
-
-def amount(run: RunSpec) -> float:
-    """Samples of a shift, or the standard deviation of noise."""
-    return AMOUNTS[run.augmentation] if run.augmentation_amount is None else run.augmentation_amount
 
 
 def _targets(values: object, device: torch.device) -> Tensor:

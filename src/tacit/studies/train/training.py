@@ -223,7 +223,7 @@ class Training:
         if any(state.get(key) != value for key, value in self._made_by().items()):
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
-        self._cpu_before += state["cpu_seconds"]
+        self._cpu_before += checkpoint.cpu_seconds_in(state)
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
         self.program.resumed_at(self.position * self.first.inner_steps)

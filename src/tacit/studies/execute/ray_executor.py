@@ -1,7 +1,8 @@
-"""Fleets on a Ray cluster, or on a Ray of this machine: one actor per worker, with its share of CPUs and GPUs.
+"""Fleets on Ray: one actor per worker, with its share of CPUs and GPUs.
 
-Workers never see the study's folder: rows and checkpoints come to this process, which is the one writer. What a lost
-machine takes with it is trained again from the last checkpoint that arrived.
+Which Ray is Ray's own affair: the one at an address, one that it knows on this machine, or one that it starts. Workers
+never see the study's folder: rows and checkpoints come to this process, which is the one writer. What a lost machine
+takes with it is trained again from the last checkpoint that arrived.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tacit._errors import InputError
 from tacit._provenance import provenance
-from tacit.studies.execute.attempts import ATTEMPTS
-from tacit.studies.execute.executor import FleetTask, MessageHandler
-from tacit.studies.execute.machine import ONE_THREAD, cores, known_device, named_in_environment
-from tacit.studies.execute.pool import Event, Lost, Worker, WorkerPool
-from tacit.studies.execute.ray.session import RaySession
-from tacit.studies.execute.wire import Message, decode, encode
+from tacit.studies.execute.executor import ATTEMPTS, Event, Executor, FleetTask, Lost, MessageHandler, Worker
+from tacit.studies.execute.machine import ONE_THREAD, known_device, named_in_environment
+from tacit.studies.execute.messages import Message, decode, encode
+from tacit.studies.execute.signals import signals_ignored, sigterm_handler_kept
 from tacit.studies.train.packing import Fleet
 
+INSTALL = 'pip install "ray>=2.50,<3"'  # as in pyproject.toml
+CONNECT_SECONDS = 20.0  # Ray itself tries a silent address for a quarter of an hour
 FETCH_SECONDS = 30.0  # how long `fetch` waits at a worker that has no message
 WARN_AFTER_SECONDS = 60.0  # without a single worker after so long, a warning names what it waits for
 SAME = ("tacit", "torch", "numpy", "mnist1d")  # versions that rows may depend on
@@ -46,14 +51,14 @@ class _Actor(Worker):
             self.ray.kill(self.handle, no_restart=True)
 
 
-class RayExecutor(WorkerPool):
+class RayExecutor(Executor):
     """At most `workers` actors at a time; without a number as many as the cluster has CPUs, or GPUs on `cuda`.
 
-    `address` is HOST:PORT or `auto`; without it RAY_ADDRESS, or a Ray of this machine's own. `gpus` is the share of a
-    GPU that a worker asks for on `cuda`, so 0.5 puts two fleets on each.
+    `address` is HOST:PORT or `auto`; without it `ray.init` decides. A process that already uses Ray keeps its
+    connection: it is used, and left as it is. `gpus` is the share of a GPU that a worker asks for on `cuda`, so 0.5
+    puts two fleets on each.
     """
 
-    local_cores = False  # rates that were measured on this machine are no estimate for a cluster
     waits_until_ready = True  # Ray starts what it has room for: the rest must not hold fleets
     keeps_idle = False  # others may use the cluster
     progress_seconds = 2.0  # a `fetch` costs milliseconds in several processes
@@ -74,12 +79,14 @@ class RayExecutor(WorkerPool):
             raise InputError(f"gpus is {gpus!r}; expected a share up to 1, or a whole number.")
         if self.device == "mps":
             raise InputError("device='mps' is not known to Ray; use the executor 'local', or device='cpu'.")
-        self.session = RaySession(address, cpus=max(workers or 1, cores()))
-        self._ray = self.session.ray
+        self._ray = import_ray()
+        self._connected_here = not self._ray.is_initialized()
         self._data: dict[str, Any] = {}
         self._warn_at = time.monotonic() + WARN_AFTER_SECONDS
         self._closed = False
         try:
+            if self._connected_here:
+                _connect(self._ray, address or os.environ.get("RAY_ADDRESS") or None)
             self.gpus = self._gpus_of_a_worker(gpus)
             if workers is None:
                 self.workers = self._room()
@@ -87,25 +94,19 @@ class RayExecutor(WorkerPool):
             self.close()
             raise
 
-    def __enter__(self) -> RayExecutor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def run(self, tasks: Sequence[FleetTask], handle: MessageHandler) -> None:
         self._put_data([task.fleet for task in tasks])
         super().run(tasks, handle)
 
-    def calibrate(self, fleets: Sequence[Fleet]) -> float:
-        self._put_data(fleets)
-        return super().calibrate(fleets)
-
     def close(self) -> None:
+        """Takes seconds, and signals are ignored meanwhile: a second Ctrl-C would leave processes of Ray behind."""
         super().close()
         self._closed = True
         self._data.clear()
-        self.session.close()
+        with signals_ignored():
+            if self._connected_here:
+                self._connected_here = False
+                self._ray.shutdown()
 
     # -- resources ------------------------------------------------------------------------------------------------
     def _gpus_of_a_worker(self, share: float) -> float:
@@ -129,7 +130,7 @@ class RayExecutor(WorkerPool):
 
     # -- workers --------------------------------------------------------------------------------------------------
     def _start(self) -> Worker:
-        from tacit.studies.execute.ray.worker import RayWorker
+        from tacit.studies.execute.ray_worker import RayWorker
 
         # Several calls at once: `fetch` may wait while `send` is called.
         actor = self._ray.remote(RayWorker).options(
@@ -183,6 +184,60 @@ class RayExecutor(WorkerPool):
             needed = "1 CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "")
             free = {name: n for name, n in self._ray.available_resources().items() if name in ("CPU", "GPU")}
             LOG.warning("no worker yet: each needs %s, free in the cluster: %s; waiting.", needed, free or "nothing")
+
+
+def import_ray() -> ModuleType:
+    """The module, or an error that says how to install it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: nothing is sent to anyone
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the behaviour of versions to come; no warning
+    try:
+        import ray
+    except ImportError:
+        raise InputError(f"the executor 'ray' needs Ray, which is not installed: {INSTALL}.") from None
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """`ray.init`; an InputError when nobody answers at the address, or Ray does not start."""
+    if address and "://" in address:
+        raise InputError(
+            f"address {address!r} is for Ray's client; run the study on a machine of the cluster instead, "
+            "with HOST:PORT or auto."
+        )
+    try:
+        with sigterm_handler_kept():
+            if address not in (None, "local"):
+                _check_head(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        if address in (None, "local"):
+            raise InputError(f"Ray did not start ({first}); try again, or use --executor local.") from None
+        raise InputError(
+            f"no Ray cluster answers at {address!r}: {first}. Start one with `ray start --head`, or leave "
+            "--address out to use this machine alone."
+        ) from None
+
+
+def _check_head(address: str) -> None:
+    """OSError with a few words unless a Ray head answers there within seconds; PermissionError if it refuses us.
+
+    `ray.init` cannot be given up, so the command `ray status`, a process that can be ended, tries first.
+    """
+    command = [str(Path(sys.executable).with_name("ray")), "status", "--address", address]
+    try:
+        status = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"no answer within {CONNECT_SECONDS:.0f} s") from None
+    if status.returncode == 0:
+        return
+    output = status.stdout + status.stderr
+    if "Unauthenticated" in output or "AuthenticationError" in output:
+        raise PermissionError(
+            "it wants a token; set RAY_AUTH_MODE to token and RAY_AUTH_TOKEN to the cluster's (`ray get-auth-token`)"
+        )
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "["))]
+    raise OSError(lines[-1].partition(": ")[2] or lines[-1] if lines else "no answer")
 
 
 def _ending(error: Exception) -> tuple[str, bool]:

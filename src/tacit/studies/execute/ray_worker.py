@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tacit.studies.execute.wire import Message, encode
+from tacit.studies.execute.messages import Message, encode
 
 if TYPE_CHECKING:
     from tacit.studies.data.facts import Data

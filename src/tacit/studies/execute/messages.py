@@ -15,11 +15,10 @@ class Message:
     """`kind` says what it is; `facts` is JSON; `content` is a checkpoint, weights or nothing.
 
     To a worker: `train` (runs, checkpoint_seconds, progress_seconds, keep_weights; content: checkpoint to go on from),
-    `calibrate` (runs), `stop`.
+    `stop`.
     From a worker: `ready`, `progress` (done: share of the fleet), `checkpoint`, `warning` (text), `weights`
-    (run; content: its final parameters), `rows` (rows, seconds, cpu_seconds, made_by), `rate` (millions of operations
-    per second),
-    `stopped`, `failed` (text, input: whether it is a TacitError, start: whether the worker could not even begin).
+    (run; content: its final parameters), `rows` (rows, seconds, cpu_seconds, made_by), `stopped`, `failed` (text,
+    input: whether it is an InputError, start: whether the worker could not even begin).
     From an executor to a study: the messages of workers, but `failed` (text, attempts) means that a fleet is given up.
     """
 
