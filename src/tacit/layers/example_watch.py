@@ -69,7 +69,7 @@ class ExampleWatch(TorchFunctionMode):
         if layer is not None and self._knows(layer.weight):
             assert not isinstance(call, ExpansionCall)
             yield WeightUse(self.names[id(layer.weight)], layer, edge, self.count, call.input.detach())
-        for parameter, aligned, factor in _broadcast(call, result.dim()):
+        for parameter, aligned, factor in broadcast_parameters(call, result.dim()):
             if parameter is not None and self._knows(parameter) and len(aligned) == result.dim() and aligned[0] == 1:
                 yield BroadcastUse(self.names[id(parameter)], parameter, edge, self.count, aligned, factor)
 
@@ -87,7 +87,7 @@ def _layer(call: LayerCall) -> LayerUse | None:
     return None
 
 
-def _broadcast(call: LayerCall, axes: int) -> Iterator[tuple[Tensor | None, tuple[int, ...], Tensor | None]]:
+def broadcast_parameters(call: LayerCall, axes: int) -> Iterator[tuple[Tensor | None, tuple[int, ...], Tensor | None]]:
     """Each parameter that is broadcast: its shape with so many axes, and what it is multiplied with."""
     if isinstance(call, LinearCall):
         yield call.bias, _in_front(call.bias, axes), None
