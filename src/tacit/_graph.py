@@ -12,6 +12,10 @@ from torch import Tensor
 WRONG_SECOND_DERIVATIVES = {"WeightNormInterface": "torch's fused weight_norm"}
 
 
+REENTRANT_CHECKPOINT = "CheckpointFunction"
+SUSPECT = {REENTRANT_CHECKPOINT, *WRONG_SECOND_DERIVATIVES}
+
+
 def nodes(*roots: Tensor) -> Iterator[Any]:
     """Every node of the graph behind the tensors, once."""
     seen, waiting = set(), [root.grad_fn for root in roots]
@@ -33,6 +37,28 @@ def operation(node: Any) -> str:
 @functools.cache
 def _operation(kind: Any) -> str:
     return kind.__name__.split("Backward")[0].rstrip("0123456789D") or "?"
+
+
+_harmless: set[Any] = set()  # kinds of nodes that `suspects` has seen and does not name
+
+
+def suspects(root: Tensor) -> set[str]:
+    """Operations behind the tensor that a penalty may have to refuse; of re-entrant checkpoints torch tells nothing."""
+    kinds, seen, waiting = set(), set(), [root.grad_fn]
+    while waiting:  # not over `nodes`: every step of a model walks here
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kinds.add(type(node))
+        for parent, _ in node.next_functions:
+            waiting.append(parent)
+    new = kinds - _harmless
+    if not new:
+        return set()
+    named = {kind for kind in new if _operation(kind) in SUSPECT}
+    _harmless.update(new - named)
+    return {_operation(kind) for kind in named}
 
 
 def leaf_uses(*roots: Tensor) -> dict[Tensor, int]:

@@ -43,7 +43,7 @@ class Capture(TorchFunctionMode):
         self.tracked = {id(parameter) for parameter in tracked}
         self.transposes: dict[int, tuple[Tensor, Tensor]] = {}  # id of W.T → (W.T, W)
         self.uses: list[LayerUse] = []
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.common_leaf = torch.zeros((), requires_grad=True)
         self.open = False
         self.used_otherwise: set[int] = set()
         self.other_modes = False
@@ -161,7 +161,7 @@ class Capture(TorchFunctionMode):
         if enabled and not isinstance(use, (EmbeddingUse, ScalarUse)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        outputs = use.apply(inputs, weight, bias, self.anchor)
+        outputs = use.apply(inputs, weight, bias, self.common_leaf)
         if outputs.requires_grad:  # under no_grad nothing is used
             self.uses.append(use)
         return outputs

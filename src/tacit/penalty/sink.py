@@ -20,7 +20,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.layers.modes import modes_on
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 class GradientSum:
@@ -36,7 +36,7 @@ class GradientSum:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             known = self.by_leaf.get(leaf)
             if known is not None:
-                gradient = known + (gradient.float() if gradient.dtype in _HALF else gradient)
+                gradient = known + (gradient.float() if gradient.dtype in HALF else gradient)
             self.by_leaf[leaf] = gradient
 
     def into_grad(self, loss: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from tacit._errors import InputError
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.registry import Method, choose, fastest_exact
-from tacit.penalty.surroundings.refusals import UnsupportedModelError, translated_errors
+from tacit.penalty.surroundings.refusals import TranslatedErrors, UnsupportedModelError
 from tacit.penalty.surroundings.state import RandomState, second_pass
 
 LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
@@ -90,8 +90,8 @@ class Approximation:
         fastest = fastest_exact(self.model).name if one_gradient else "double_backward"
         for name in dict.fromkeys((fastest, "double_backward")):
             try:
-                with translated_errors():
-                    return replace(run_exact(choose(name), replace(objective, exact=True)), method=name)
+                with TranslatedErrors():
+                    return replace(run_exact(choose(name), objective.but(exact=True)), method=name)
             except InputError as error:
                 causes.append(error)
         raise InputError(

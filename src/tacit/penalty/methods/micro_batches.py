@@ -85,10 +85,10 @@ class MicroBatches:
         begin = time.perf_counter()
         start = RandomState.now(objective.model, objective.generators, buffers=False, python=not cut.drawn)
         with buffers_kept(objective.modules):
-            outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0, deliver=of_penalty, applied=None))
+            outcomes, uses = run(objective.but(loss_weight=0.0, deliver=of_penalty, applied=None))
         start.restore()
         middle = time.perf_counter()
-        (plain,), more = loop(dataclasses.replace(objective, strength=0.0, deliver=of_loss), [cut.whole])
+        (plain,), more = loop(objective.but(strength=0.0, deliver=of_loss), [cut.whole])
         end = time.perf_counter()
         price = (end - begin) / (end - middle) if plain.loss.device.type == "cpu" else None
         return [dataclasses.replace(outcome, loss=plain.loss, price=price) for outcome in outcomes], uses + more
@@ -132,7 +132,7 @@ class MicroBatches:
         # Values of buffers are copied where they are compared; at other steps a write is refused before it happens.
         look = compare or not self.buffers_compared
         start = RandomState.now(objective.model, objective.generators, buffers=look)
-        whole = objective if share == 1 else dataclasses.replace(objective, weight=objective.weight * share)
+        whole = objective if share == 1 else objective.but(weight=objective.weight * share)
         try:
             attempt = self._prepare(whole, closure, pieces, start, keep_factors)
             if start.of_written_buffers().buffers:
@@ -184,9 +184,9 @@ class MicroBatches:
     ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = GradientSum(), GradientSum()
-        attempt.finish(dataclasses.replace(whole, deliver=ours.add, applied=None), form_weight_gradients=True)
+        attempt.finish(whole.but(deliver=ours.add, applied=None), form_weight_gradients=True)
         start.of_written_buffers().restore()
-        outcomes, uses = loop(dataclasses.replace(objective, deliver=theirs.add), pieces)
+        outcomes, uses = loop(objective.but(deliver=theirs.add), pieces)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
         # A penalty without its loss may be 0: the loss's gradient is what both are small beside.
         beside = abs(float(whole.factor)) * float(norm) ** 0.5 if whole.loss_weight != 1 else 0.0

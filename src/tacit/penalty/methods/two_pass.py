@@ -15,9 +15,9 @@ from tacit._tree import real, total
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import PenaltyPart, penalty_part
 from tacit.penalty.methods.kinks import Kinks
-from tacit.penalty.objective import Closure, Objective, Outcome
+from tacit.penalty.objective import Closure, Objective, Outcome, gradients_of
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import RandomState, moved, second_pass, without_hooks
+from tacit.penalty.surroundings.state import RandomState, moved, second_pass
 
 
 class Views:
@@ -62,14 +62,14 @@ class Views:
 
     def _gradient(self, loss: Tensor, *, first: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradient for every leaf of the first pass; `first` are those found there, when this is a later one."""
-        with without_hooks(self.leaves), modes_on():
-            found = torch.autograd.grad(self.objective.scale * loss, self.leaves, allow_unused=True)
-        if any(gradient is not None and gradient.is_sparse for gradient in found):
+        scaled = loss if self.objective.scale == 1 else self.objective.scale * loss
+        of_leaves = gradients_of(scaled, self.leaves)
+        if any(gradient is not None and gradient.is_sparse for gradient in of_leaves):
             raise InputError(
                 "a parameter has a sparse gradient; this method needs dense ones. Use sparse=False or method='gram'."
             )
         gradients = []
-        for number, (leaf, gradient) in enumerate(zip(self.leaves, found, strict=True)):
+        for number, (leaf, gradient) in enumerate(zip(self.leaves, of_leaves, strict=True)):
             if gradient is not None:
                 gradients.append(gradient if self.objective.scale == 1 else gradient / self.objective.scale)
             elif first is not None and not isinstance(leaf, nn.Parameter):

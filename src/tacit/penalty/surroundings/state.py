@@ -138,16 +138,3 @@ def placed(parameters: Sequence[nn.Parameter], points: Sequence[Tensor]) -> Iter
         for parameter, original in zip(parameters, originals, strict=True):
             parameter.data = original
         torch.clear_autocast_cache()
-
-
-@contextmanager
-def without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
-    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
-    try:
-        for tensor, _ in hooked:
-            tensor._backward_hooks = None
-        yield
-    finally:
-        for tensor, hooks in hooked:
-            tensor._backward_hooks = hooks

@@ -8,7 +8,7 @@ twice, which FSDP2 does not support.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from tacit.penalty.methods.kinks import Kinks
 from tacit.penalty.methods.two_pass import Views
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import RandomState, without_hooks
+from tacit.penalty.surroundings.state import RandomState
 from tacit.penalty.workers.wrappers import in_a_group
 
 
@@ -70,7 +70,7 @@ class ShardedViews(Views):
         try:
             for leaf in self.leaves:
                 leaf.grad = None
-            with without_hooks(self.leaves):
+            with _without_hooks(self.leaves):
                 (self.objective.scale * loss).backward()
             found = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
         finally:
@@ -111,6 +111,19 @@ class ShardedViews(Views):
     def deliver(self, results: list[Tensor]) -> None:
         whole = [_sharded_like(leaf, result) for leaf, result in zip(self.leaves, results, strict=True)]
         (self.objective.deliver or torch.autograd.backward)(self.leaves, whole)
+
+
+@contextmanager
+def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
+    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    try:
+        for tensor, _ in hooked:
+            tensor._backward_hooks = None
+        yield
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks
 
 
 @contextmanager
