@@ -58,10 +58,6 @@ class LayerUse(ABC):
         self.weight_gradient_of_norm: Tensor | None = None  # G over all uses, where the direct form has formed it
         self.in_norm: set[str] = set()  # "X" and "D", as far as the norm's gradient reaches them
         self.row_watch: RowWatch | None = None
-        self.start_outer_pass()
-
-    def start_outer_pass(self) -> None:
-        """Forget the inner pass, or an earlier outer one."""
         self.tangents: Tensor | None = None
         self.layer_is_past = False
 

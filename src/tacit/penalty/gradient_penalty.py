@@ -21,13 +21,12 @@ from tacit.penalty.pieces import cut_batch, part_is_drawn
 from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
 from tacit.penalty.registry import METHODS, Method, choose, fastest_exact
 from tacit.penalty.relative import AppliedSum
-from tacit.penalty.sink import GradientSum
-from tacit.penalty.step import GradientRule, Outcomes
+from tacit.penalty.step import Differentiated, GradientRule, Outcomes
 from tacit.penalty.strength import Strength, Value, show
 from tacit.penalty.surroundings.buffers import buffers_kept
 from tacit.penalty.surroundings.loss_scaling import LossScaling
 from tacit.penalty.surroundings.refusals import TranslatedErrors, refuse_closure
-from tacit.penalty.workers.ddp import Step, Workers
+from tacit.penalty.workers.ddp import Workers
 from tacit.penalty.workers.replica import lengths
 from tacit.penalty.workers.shards import is_sharded, plain_step
 from tacit.penalty.workers.wrappers import refuse_shards
@@ -287,7 +286,7 @@ class GradientPenalty(GradientRule):
         number: int | None = None,
         part: tuple[int, int] | None = None,
         alone: bool = False,
-    ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
+    ) -> Differentiated:
         """With `alone` it is the penalty's part of the gradient only."""
         caller = "add" if alone else "loss" if collect else "backward"
         if not callable(closure):

@@ -17,6 +17,7 @@ from tacit._graph import leaf_uses, suspects
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty.relative import AppliedSum
+from tacit.penalty.sink import GradientSum
 from tacit.penalty.surroundings.refusals import refuse_suspects
 from tacit.penalty.surroundings.switches import CompiledNotice, uncompiled
 
@@ -58,6 +59,8 @@ class Objective:
     modules: Sequence[nn.Module] = ()  # the model's
     deferred: DeferredCheck | None = None  # that a loss is finite, where nothing may wait for the device
     applied: AppliedSum | None = None  # where the vectors go whose norms will be asked for
+    aside: GradientSum | None = None  # what `deliver` adds up for `.grad`, where nobody else asks for it
+    rest: GradientSum | None = None  # goes into `.grad` in the pass of this objective, so that hooks on leaves see one
 
     def but(self, **changes: Any) -> Objective:
         """The same with other facts; `dataclasses.replace` takes ten times as long, which small models feel."""
@@ -131,6 +134,10 @@ class Objective:
         one = torch.ones_like(value)
         seeds = [one if isinstance(factor, float) and factor == 1 else factor * one, *cotangents]
         if self.deliver is None:
+            if self.rest is not None:
+                others = self.rest.divided(1.0)
+                roots += others.keys()
+                seeds += others.values()
             with nullcontext() if watch is None else watch, modes_on():
                 torch.autograd.backward(roots, seeds)
             return

@@ -16,11 +16,11 @@ from tacit.layers.calls import tensors_in
 from tacit.penalty.objective import Closure, Objective, Outcome
 from tacit.penalty.pieces import Cut, count_rows, drawn_rows, rows_of
 from tacit.penalty.sam_step import SharpnessAwareRecord, sam_step
-from tacit.penalty.sink import HALF, GradientSum
-from tacit.penalty.step import GradientRule, Outcomes
+from tacit.penalty.sink import HALF
+from tacit.penalty.step import Differentiated, GradientRule, Outcomes
 from tacit.penalty.surroundings.loss_scaling import LossScaling
 from tacit.penalty.surroundings.refusals import refuse_closure
-from tacit.penalty.workers.ddp import Step, Workers
+from tacit.penalty.workers.ddp import Workers
 from tacit.penalty.workers.wrappers import refuse_shards, worker_number
 
 Radius = float | Callable[[int], float]
@@ -162,7 +162,7 @@ class SharpnessAware(GradientRule):
         scaler: torch.amp.GradScaler | None,
         collect: bool,
         number: int | None = None,
-    ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
+    ) -> Differentiated:
         caller = "loss" if collect else "backward"
         if not callable(closure):
             refuse_closure(closure, caller)

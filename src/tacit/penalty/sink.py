@@ -39,6 +39,11 @@ class GradientSum:
                 gradient = known + (gradient.float() if gradient.dtype in HALF else gradient)
             self.by_leaf[leaf] = gradient
 
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether the sum is kept in more digits than a leaf has."""
+        return any(leaf.dtype in HALF for leaf in self.by_leaf)
+
     def into_grad(self, loss: Tensor) -> None:
         """Adds the sum to `.grad`, as one backward pass would: hooks on a leaf see it once."""
         if self.by_leaf:

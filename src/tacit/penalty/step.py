@@ -28,13 +28,15 @@ from tacit.penalty.parameters import PenalisedParameters
 from tacit.penalty.pieces import Cut, Piece
 from tacit.penalty.sink import GradientSum
 from tacit.penalty.surroundings.loss_scaling import LossScaling, scale_now
-from tacit.penalty.surroundings.refusals import TranslatedErrors, refuse_backward, refuse_closure
+from tacit.penalty.surroundings.refusals import refuse_backward, refuse_closure, refuse_known
 from tacit.penalty.surroundings.state import checked_generators
 from tacit.penalty.surroundings.switches import AmbientAutocast, CompiledNotice
 from tacit.penalty.workers.ddp import Step, Workers
 from tacit.penalty.workers.wrappers import in_a_group, refuse_wrapped
 
 Outcomes = tuple[Outcome, list[LinearUse]]
+# Where a step's gradients are (None: in `.grad`), its loss, and what the gradients are multiplied with.
+Differentiated = tuple[GradientSum | Step | None, Tensor, float | Tensor]
 
 
 class StepRunner:
@@ -160,14 +162,7 @@ class GradientRule(ABC):
 
     @abstractmethod
     def _differentiate(
-        self,
-        closure: Callable[..., Tensor],
-        batch: tuple[Any, ...],
-        *,
-        weight: float,
-        scaler: torch.amp.GradScaler | None,
-        collect: bool,
-        **options: Any,
+        self, *arguments: Any, **options: Any
     ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
         """One step: where its gradients are (None: in `.grad`; never with `collect`), its loss, and their scale."""
 
@@ -251,28 +246,33 @@ class GradientRule(ABC):
             scale = float(scale) if scale_as_number else scale
         else:
             scaler = None
-        with TranslatedErrors(), join() if in_a_group() else nullcontext() as workers:
-            sink: GradientSum | Step | None = workers
-            if workers is not None and not collect:
-                workers.refuse_backward_inside_ddp()
-            if sink is None and (collect or aside):
-                sink = GradientSum()
-            together = workers if self._workers.norm_of == "global_batch" else None
-            objective = Objective(
-                model=self.model,
-                parameters=parameters,
-                closures=(),
-                scale=scale,
-                generators=self.generators,
-                modules=self._parameters.modules,
-                mean=None if together is None else together.mean,
-                deliver=None if sink is None else sink.add,
-                largest=None if together is None else together.largest,
-                may_overflow=scaler is not None,
-                deferred=self._deferred.now(self._runner.steps, device, check_every=self._runner.check_every),
-                **facts,
-            )
-            outcomes, _ = self._runner.run(
-                objective, closure, cut, method, second_view=second_view, scaler=scaler, in_one_pass=in_one_pass
-            )
+        try:
+            with join() if in_a_group() else nullcontext() as workers:
+                sink: GradientSum | Step | None = workers
+                if workers is not None and not collect:
+                    workers.refuse_backward_inside_ddp()
+                if sink is None and (collect or aside):
+                    sink = GradientSum()
+                together = workers if self._workers.norm_of == "global_batch" else None
+                objective = Objective(
+                    model=self.model,
+                    parameters=parameters,
+                    closures=(),
+                    scale=scale,
+                    generators=self.generators,
+                    modules=self._parameters.modules,
+                    mean=None if together is None else together.mean,
+                    deliver=None if sink is None else sink.add,
+                    aside=sink if workers is None and not collect and isinstance(sink, GradientSum) else None,
+                    largest=None if together is None else together.largest,
+                    may_overflow=scaler is not None,
+                    deferred=self._deferred.now(self._runner.steps, device, check_every=self._runner.check_every),
+                    **facts,
+                )
+                outcomes, _ = self._runner.run(
+                    objective, closure, cut, method, second_view=second_view, scaler=scaler, in_one_pass=in_one_pass
+                )
+        except RuntimeError as error:
+            refuse_known(error)
+            raise
         return Taken(objective, outcomes, sink, workers)

@@ -89,8 +89,8 @@ def _gradients_by_layers(
 ) -> list[Tensor]:
     """∇R as the outer pass finds it. The loss takes part with weight 0, so that every layer is visited."""
     for use in uses:
-        use.inner, use.keep_for_another_pass = False, True
-        use.start_outer_pass()
+        use.inner, use.tangents, use.layer_is_past = False, None, False
+        use.keep_for_another_pass = True
     try:
         return _gradients(norm + 0 * loss, leaves)
     finally:

@@ -88,7 +88,10 @@ class MicroBatches:
             outcomes, uses = run(objective.but(loss_weight=0.0, deliver=of_penalty, applied=None))
         start.restore()
         middle = time.perf_counter()
-        (plain,), more = loop(objective.but(strength=0.0, deliver=of_loss), [cut.whole])
+        last = objective.but(strength=0.0, deliver=of_loss)
+        if objective.aside is not None and objective.applied is None and not objective.aside.in_half_precision:
+            last = last.but(deliver=None, rest=objective.aside)  # one run of the engine less
+        (plain,), more = loop(last, [cut.whole])
         end = time.perf_counter()
         price = (end - begin) / (end - middle) if plain.loss.device.type == "cpu" else None
         return [dataclasses.replace(outcome, loss=plain.loss, price=price) for outcome in outcomes], uses + more

@@ -84,12 +84,16 @@ class TranslatedErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, *trace: Any) -> None:
-        if not isinstance(error, RuntimeError):  # NotImplementedError is one
-            return
-        for message in _MESSAGES:
-            matched = re.search(message.pattern, str(error))
-            if matched:
-                raise UnsupportedModelError(message.cause.format(*matched.groups()), message.remedy) from error
+        if isinstance(error, RuntimeError):  # NotImplementedError is one
+            refuse_known(error)
+
+
+def refuse_known(error: RuntimeError) -> None:
+    """The refusal in place of PyTorch's error, where its message is known."""
+    for message in _MESSAGES:
+        matched = re.search(message.pattern, str(error))
+        if matched:
+            raise UnsupportedModelError(message.cause.format(*matched.groups()), message.remedy) from error
 
 
 def refuse_closure(closure: Any, caller: str) -> NoReturn:
