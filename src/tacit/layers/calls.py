@@ -251,13 +251,13 @@ def _operands(is_parameter: IsParameter, input: Any, other: Any) -> tuple[Tensor
 
 
 def _sum(is_parameter: IsParameter, input: Any, other: Any, **options: Any) -> LayerCall | None:
-    found = _operands(is_parameter, input, other)
-    return SumCall(*found) if found and not options else None
+    operands = _operands(is_parameter, input, other)
+    return SumCall(*operands) if operands and not options else None
 
 
 def _product(is_parameter: IsParameter, input: Any, other: Any, **options: Any) -> LayerCall | None:
-    found = _operands(is_parameter, input, other)
-    return ProductCall(*found) if found and not options else None
+    operands = _operands(is_parameter, input, other)
+    return ProductCall(*operands) if operands and not options else None
 
 
 def _expansion(is_parameter: IsParameter, input: Tensor, *shape: Any, **options: Any) -> LayerCall | None:

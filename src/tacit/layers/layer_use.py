@@ -61,6 +61,10 @@ class LayerUse(ABC):
         self.tangents: Tensor | None = None
         self.layer_is_past = False
 
+    def start_outer_pass(self) -> None:
+        """Forget an earlier outer pass."""
+        self.tangents, self.layer_is_past = None, False
+
     def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, common_leaf: Tensor) -> Tensor:
         """The layer's output. The inner pass asks for the gradient of `common_leaf`, which all uses depend on."""
         return _Layer.apply(inputs, weight, bias, common_leaf, self)

@@ -155,23 +155,23 @@ class GradientWatch:
                 return torch.dot(self._all_plain, self._all_plain)
         return inner_product(gradients, gradients)
 
-    def see(self, leaf: Tensor, found: Tensor | None) -> None:
+    def see(self, leaf: Tensor, finished: Tensor | None) -> None:
         gradient = self.gradients.get(leaf)
-        if gradient is None or found is None:
+        if gradient is None or finished is None:
             return
         with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
-            whole = found if isinstance(self.factor, float) and self.factor == 1 else found / self.factor
+            whole = finished if isinstance(self.factor, float) and self.factor == 1 else finished / self.factor
             part = torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight)
             self.part.add(gradient, part, squares_only=leaf in self.by_rows)
             if self.collect is not None:
                 self.collect(leaf, gradient, part)
 
-    def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    def see_all(self, leaves: Sequence[Tensor], finished: Sequence[Tensor]) -> None:
         """The same for many: small gradients as one vector, because on small models each call would be felt."""
         small: dict[bool, tuple[list[Tensor], list[Tensor]]] = {}
         known = len(leaves) == self._count and all(map(is_, leaves, self.gradients))  # in the order of `_all_plain`
         with DisableTorchFunction(), torch.no_grad():
-            for leaf, whole in zip(leaves, found, strict=True):
+            for leaf, whole in zip(leaves, finished, strict=True):
                 gradient = self.gradients.get(leaf)
                 large = whole.numel() > SMALL or self.collect is not None
                 if gradient is None or large or gradient.is_sparse or whole.is_sparse:

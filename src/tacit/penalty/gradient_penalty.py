@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.penalty.methods import gram
-from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
+from tacit.penalty.methods.approximation import Approximation
+from tacit.penalty.methods.double_backward import plain_backward
 from tacit.penalty.objective import Objective, Outcome
-from tacit.penalty.pieces import cut_batch, part_is_drawn
-from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
-from tacit.penalty.registry import METHODS, Method, choose, fastest_exact
+from tacit.penalty.pieces import cut_batch, weight_of_part
+from tacit.penalty.record import LastStep, PenaltyRecord, mean_over_rows
+from tacit.penalty.registry import METHODS, Method, choose
 from tacit.penalty.relative import AppliedSum
 from tacit.penalty.step import Differentiated, GradientRule, Outcomes
 from tacit.penalty.strength import Strength, Value, show
@@ -118,7 +118,9 @@ class GradientPenalty(GradientRule):
         self.micro_batch_size, self.sampled = micro_batch_size, sampled
         self.norm_of, self.when_uncertain, self.central = norm_of, when_uncertain, central
         self._automatic = method == "auto"
-        self.method = self._chosen(method)
+        # One drawn micro-batch is a small batch by itself: there are no others to have in one pass with it.
+        size = None if sampled == 1 else micro_batch_size
+        self.method = choose(method, model, micro_batch_size=size, norm_of=norm_of).name
         self._refuse_combinations()
         self._strength = Strength(
             strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio, norm_of=norm_of
@@ -126,20 +128,10 @@ class GradientPenalty(GradientRule):
         self._approximation = Approximation(
             model, when_uncertain=when_uncertain, check_every=check_every, generators=self.generators
         )
-        self._last: PenaltyRecord | None = None
-        self._seen: dict[str, Any] | None = None  # what `last` is made of
-        self._error: float | None = None
+        self._last = LastStep()
         self._see_parameters()
         if self._automatic:
             _log.info("GradientPenalty: method auto is %s", self.method)
-
-    def _chosen(self, method: str) -> str:
-        if method != "auto":
-            return choose(method).name
-        if self.norm_of == "global_batch":  # its mean gradient has to be formed, so `gram` gains nothing
-            return "double_backward"
-        # One drawn micro-batch is a small batch by itself: there are no others to have in one pass with it.
-        return fastest_exact(self.model, micro_batch_size=None if self.sampled == 1 else self.micro_batch_size).name
 
     def _refuse_combinations(self) -> None:
         if self.norm_of not in ("micro_batch", "global_batch"):
@@ -181,9 +173,7 @@ class GradientPenalty(GradientRule):
     def last(self) -> PenaltyRecord | None:
         """What the last step saw. Its numbers are tensors until they are asked for."""
         self._deferred.raise_if_seen()
-        if self._last is None and self._seen is not None:
-            self._last = record_of(**self._seen)
-        return self._last
+        return self._last.record()
 
     def backward(
         self,
@@ -299,7 +289,8 @@ class GradientPenalty(GradientRule):
         )  # fmt: skip
         of_all_workers = strength  # they agree on it, and each draws for itself which of its calls carry it
         if part is not None or (self.sampled is not None and self.micro_batch_size is None):
-            share = self._weight_of_part(part, number)
+            count = self.sampled if self.micro_batch_size is None else None
+            share = weight_of_part(part, count, seed=self._strength.seed, call=call, step=number)
             strength = strength * share if share else 0.0  # a tensor times 0 would be a penalty
         penalised = isinstance(strength, Tensor) or strength != 0
         approximate = penalised and not METHODS[self.method].exact
@@ -335,36 +326,19 @@ class GradientPenalty(GradientRule):
         of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
         self._source.content = f"are those of a loss with a penalty{of_strength}" if penalised else None
         outcomes = taken.outcomes
-        self._remember(outcomes, strength, weight, cut.parts)
+        self._last.see(
+            outcomes, step=call, strength=strength, weight=weight, method=self.method, parts=cut.parts
+        )  # fmt: skip
         if penalised and weight and self._strength.looks_back:
             self._strength.see(outcomes, strength, applied, taken.workers)
         loss = outcomes[0].loss if len(outcomes) == 1 else mean_over_rows(outcomes, [each.loss for each in outcomes])
         return taken.sink, loss, taken.objective.scale
 
-    def _weight_of_part(self, part: tuple[int, int] | None, step: int | None) -> float:
-        """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q drawn."""
-        if self.sampled is None or self.micro_batch_size is not None:
-            raise InputError(
-                f"part={part}; expected it with sampled=q and without micro_batch_size, for the penalty of q of the "
-                "calls that one optimizer step accumulates."
-            )
-        if part is None:
-            raise InputError(
-                f"sampled={self.sampled} without micro_batch_size; expected penalty.backward(closure, weight=1 / k, "
-                "part=(j, k)) in call j of the k that one optimizer step accumulates, or a micro_batch_size."
-            )
-        number, parts = part
-        if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
-            raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
-        first = self.steps - number if step is None else step  # of the calls of this optimizer step
-        drawn = part_is_drawn(number, parts, self.sampled, seed=self._strength.seed, step=first)
-        return max(parts / self.sampled, 1.0) if drawn else 0.0
-
     def _run(self, objective: Objective) -> Outcomes:
         """One micro-batch, by this penalty's method."""
         method = METHODS[self.method]
         if not objective.penalised:
-            return (plain_step(objective) if is_sharded(self.model) else _plain(objective)), []
+            return (plain_step(objective) if is_sharded(self.model) else plain_backward(objective)), []
         if self._automatic and self.method == "gram" and len(objective.closures) > 1:
             return replace(METHODS["double_backward"].backward(objective), method="double_backward"), []
         if method.exact:
@@ -419,38 +393,3 @@ class GradientPenalty(GradientRule):
         self._strength.load_state_dict(state)
         if "row_mean" in state:
             self._runner.micro_batches.row_mean.load_state_dict(state["row_mean"])
-
-    def _remember(self, outcomes: list[Outcome], strength: float | Tensor, weight: float, parts: int) -> None:
-        if weight == 0:  # the penalty's part of a gradient of weight 0 is not known
-            outcomes = [replace(outcome, part=None) for outcome in outcomes]
-        error, instead = None, None
-        if not METHODS[self.method].exact:
-            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            self._error = max(errors, default=self._error)
-            if errors and self._error is not None and self._error > LARGEST_ERROR:
-                warnings.warn(
-                    f"method={self.method!r}: the penalty's gradient has an estimated relative error of "
-                    f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
-                    stacklevel=5,
-                )
-        # Of several micro-batches an exact method may have taken some: the record is that of the others.
-        if outcomes[0].method is not None and all(outcome.method is not None for outcome in outcomes):
-            instead = outcomes[0].method
-        error = self._error if instead is None else None
-        self._last = None
-        self._seen = {
-            "outcomes": outcomes,
-            "strength": strength,
-            "method": instead or self.method,
-            "error": error,
-            "parts": parts,
-        }
-
-
-def _plain(objective: Objective) -> Outcome:
-    """Strength 0: bitwise what `loss.backward()` does."""
-    losses = [objective.loss(closure) for closure in objective.closures]
-    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-    if objective.loss_weight:
-        objective.finish(loss, factor=objective.weight * objective.scale)
-    return Outcome(loss.detach(), torch.zeros_like(loss.detach()))

@@ -22,6 +22,7 @@ from tacit.penalty.surroundings.refusals import refuse_suspects
 from tacit.penalty.surroundings.switches import CompiledNotice, uncompiled
 
 Closure = Callable[[], Tensor]
+LARGEST_ERROR = 0.1  # of an approximation, a tenth of the penalty's part: λ is rarely known better than that
 
 
 @dataclass(frozen=True)

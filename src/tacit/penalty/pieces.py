@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._random import generator
 from tacit.penalty.workers.wrappers import worker_number
@@ -81,9 +82,11 @@ def count_rows(batch: tuple[Any, ...]) -> int:
     """Of the whole batch: all its tensors have one length."""
     lengths = {len(tensor) for tensor in row_tensors(batch)}
     if len(lengths) != 1:
-        found = f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
+        problem = (
+            f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
+        )
         raise InputError(
-            f"{found}; expected one length, that of the batch. Let the closure use what has no row for each example "
+            f"{problem}; expected one length, that of the batch. Let the closure use what has no row for each example "
             "without taking it as an argument."
         )
     length = lengths.pop()
@@ -142,23 +145,41 @@ def cut_batch(
     return Cut(Piece(batch), chosen, size=size, parts=parts)
 
 
-def part_is_drawn(number: int, parts: int, count: int, *, seed: int, step: int) -> bool:
-    """Whether micro-batch `number` of the `parts` that one step accumulates is among the `count` drawn ones."""
-    return number in drawn_rows(parts, count, seed=seed, worker=worker_number(), call=step).tolist()
+def weight_of_part(part: tuple[int, int] | None, count: int | None, *, seed: int, call: int, step: int | None) -> float:
+    """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q = `count` drawn.
+
+    A step is known by its number, or by that of its first call.
+    """
+    if count is None:
+        raise InputError(
+            f"part={part}; expected it with sampled=q and without micro_batch_size, for the penalty of q of the "
+            "calls that one optimizer step accumulates."
+        )
+    if part is None:
+        raise InputError(
+            f"sampled={count} without micro_batch_size; expected penalty.backward(closure, weight=1 / k, "
+            "part=(j, k)) in call j of the k that one optimizer step accumulates, or a micro_batch_size."
+        )
+    number, parts = part
+    if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
+        raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
+    first = call - number if step is None else step
+    drawn = drawn_rows(parts, count, seed=seed, worker=worker_number(), call=first).tolist()
+    return max(parts / count, 1.0) if number in drawn else 0.0
 
 
 def row_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch that have rows, in a fixed order."""
     if _plain(batch):
         return list(batch)
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def see(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     _mapped(see, batch)
-    return found
+    return tensors
 
 
 def with_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:

@@ -142,9 +142,9 @@ class Strength:
         """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of the step that has just applied λ = `strength`."""
         assert self.relative is not None
         squares = torch.stack([gradient.detach(), penalty_part.detach().to(gradient)])
-        found = squares if workers is None else workers.mean_after(squares)
-        if found is not None:
-            self.relative.see(found[0].sqrt(), found[1].sqrt() / strength)
+        norms = squares if workers is None else workers.mean_after(squares)
+        if norms is not None:
+            self.relative.see(norms[0].sqrt(), norms[1].sqrt() / strength)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -296,13 +296,13 @@ def _squared_norms(outcomes: Sequence[Outcome], applied: AppliedSum) -> tuple[Te
     if any(outcome.part is None for outcome in outcomes):
         return nothing, nothing
     if applied.several:
-        found = applied.squared_norms()
+        norms = applied.squared_norms()
     else:
         part = outcomes[0].part.squared_norm if outcomes[0].part is not None else None
-        found = None if part is None else (outcomes[0].gradient_squared_norm, part)
-    if found is None:
+        norms = None if part is None else (outcomes[0].gradient_squared_norm, part)
+    if norms is None:
         raise InputError(
             "a relative strength needs the norm of the penalty's part, which is not known where a gradient is sparse; "
             "expected dense gradients. Use sparse=False, or a number as strength."
         )
-    return found
+    return norms

@@ -43,7 +43,7 @@ def check_against_double_backward(
     if loss.device.type == "meta":  # without numbers
         return False
     leaves = list(leaf_uses(loss))
-    found = _gradients_by_layers(loss, uses, norm, leaves)
+    by_layers = _gradients_by_layers(loss, uses, norm, leaves)
     try:
         plain_norm, plain = _by_double_backward(loss, uses, parameters, leaves, scale)
     except RuntimeError:
@@ -60,7 +60,7 @@ def check_against_double_backward(
             f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass "
             f"{plain_norm.item():.6g}; some use of a parameter was not seen. Use method='double_backward'."
         )
-    apart, size = _distance(found, plain), _length(plain)
+    apart, size = _distance(by_layers, plain), _length(plain)
     if not (apart.isfinite() and size.isfinite()):
         return False
     if apart <= max(TOLERANCE, ROUNDINGS * unit) * size:
@@ -89,8 +89,8 @@ def _gradients_by_layers(
 ) -> list[Tensor]:
     """∇R as the outer pass finds it. The loss takes part with weight 0, so that every layer is visited."""
     for use in uses:
-        use.inner, use.tangents, use.layer_is_past = False, None, False
-        use.keep_for_another_pass = True
+        use.inner, use.keep_for_another_pass = False, True
+        use.start_outer_pass()
     try:
         return _gradients(norm + 0 * loss, leaves)
     finally:

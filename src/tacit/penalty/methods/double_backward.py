@@ -83,3 +83,12 @@ def _without_graph(
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
     return plain if isinstance(scale, float) and scale == 1 else list(torch._foreach_div(plain, scale))
+
+
+def plain_backward(objective: Objective) -> Outcome:
+    """Strength 0: bitwise what `loss.backward()` does."""
+    losses = [objective.loss(closure) for closure in objective.closures]
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    if objective.loss_weight:
+        objective.finish(loss, factor=objective.weight * objective.scale)
+    return Outcome(loss.detach(), torch.zeros_like(loss.detach()))

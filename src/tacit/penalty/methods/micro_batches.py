@@ -216,7 +216,7 @@ def _relative_distance(ours: dict[Tensor, Tensor], theirs: dict[Tensor, Tensor],
     """‖ours − theirs‖ relative to ‖theirs‖ and to `beside`."""
     apart, size = 0.0, beside**2
     for leaf in {**ours, **theirs}:
-        a, b = (real(found.get(leaf, torch.zeros_like(leaf)).to_dense()).double() for found in (ours, theirs))
+        a, b = (real(sums.get(leaf, torch.zeros_like(leaf)).to_dense()).double() for sums in (ours, theirs))
         apart, size = apart + float((a - b).square().sum()), size + float(b.square().sum())
     return (apart / size) ** 0.5 if size else float(apart > 0)
 

@@ -110,7 +110,7 @@ def _watch_part(objective: Objective, view: View, count: int) -> tuple[PenaltyPa
 
 def _mean_gradient(objective: Objective, view: View, count: int) -> dict[Tensor, Tensor]:
     """(1/K) Σₖ gₖ of each parameter in the norm: rows of all micro-batches give it in one product."""
-    found: dict[Tensor, Tensor] = {}
+    means: dict[Tensor, Tensor] = {}
     by_weight, by_bias = uses_of(view, list(objective.parameters.values()))
     for parameter in objective.parameters.values():
         parts = [
@@ -120,8 +120,8 @@ def _mean_gradient(objective: Objective, view: View, count: int) -> dict[Tensor,
         if id(parameter) in view.gradients:
             parts.append(view.gradients[id(parameter)].detach().sum(0))
         if parts:
-            found[parameter] = sum(parts[1:], parts[0]).to(parameter.dtype) / (count * objective.scale)
-    return found
+            means[parameter] = sum(parts[1:], parts[0]).to(parameter.dtype) / (count * objective.scale)
+    return means
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_layers: set[int]) -> None:

@@ -106,7 +106,8 @@ def outer_pass(
     watch: GradientWatch | None = None,
 ) -> None:
     for use in uses:
-        use.inner, use.tangents, use.layer_is_past = False, None, False
+        use.inner = False
+        use.start_outer_pass()
     for use in factored:
         use.keep_factors = True
     objective.finish(value, watch, factor=objective.factor)

@@ -195,7 +195,7 @@ def _gradients(objective: Objective, closure: Callable[..., Tensor], piece: Piec
 
 def _distances(left: Gradients, right: Gradients, leaves: Sequence[Tensor]) -> list[float]:
     """‖left − right‖ of each leaf; a gradient that is missing is 0."""
-    both = [[found[leaf] for found in (left, right) if leaf in found] for leaf in leaves]
+    both = [[side[leaf] for side in (left, right) if leaf in side] for leaf in leaves]
     return [_norm(pair[0] - pair[1] if len(pair) == 2 else pair[0]) for pair in both]
 
 

@@ -23,15 +23,15 @@ from tacit.penalty.surroundings.state import RandomState, moved, second_pass
 class Views:
     """First-pass gradients of one or two closures, and gradients at moved parameters on request."""
 
-    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+    def __init__(self, objective: Objective, *, replay_kinks: bool = False) -> None:
         self.objective = objective
-        self.kinks = [Kinks() for _ in objective.closures] if hold_kinks else []
+        self.kinks = [Kinks() for _ in objective.closures] if replay_kinks else []
         self.parameters = list(objective.parameters.values())
         self.starts: list[RandomState] = []
         self.losses: list[Tensor] = []
         for number, closure in enumerate(objective.closures):
             self.starts.append(RandomState.now(objective.model, objective.generators))
-            with self.kinks[number].record() if hold_kinks else nullcontext():
+            with self.kinks[number].record() if replay_kinks else nullcontext():
                 self.losses.append(objective.loss(closure))
         leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
         self.leaves: list[Tensor] = list(leaves.values())
@@ -162,9 +162,9 @@ class Views:
     def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
         objective = self.objective
         again = second_pass(objective.model, self.starts[number], objective.generators)
-        held = self.kinks[number].hold() if self.kinks else nullcontext()
+        replayed = self.kinks[number].replay() if self.kinks else nullcontext()
         with again, self.moved(self.directions[other], distance):
-            with held:
+            with replayed:
                 loss = objective.loss(closure)
             return self._gradient(loss, first=self.gradients[number])
 

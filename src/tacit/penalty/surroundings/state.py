@@ -132,11 +132,11 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 
 def checked_generators(generators: Iterable[torch.Generator]) -> tuple[torch.Generator, ...]:
-    found = tuple(generators)
-    for item in found:
+    checked = tuple(generators)
+    for item in checked:
         if not isinstance(item, torch.Generator):
             raise InputError(f"generators holds a {type(item).__name__}; expected torch.Generator objects.")
-    return found
+    return checked
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def plain_step(objective: Objective) -> Outcome:
 class ShardedViews(Views):
     """`Views` whose tensors are this worker's shards."""
 
-    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+    def __init__(self, objective: Objective, *, replay_kinks: bool = False) -> None:
         self.objective = objective
         if len(objective.closures) > 1:
             raise InputError("second_view on a model that went through fully_shard; expected one view.")
@@ -55,7 +55,7 @@ class ShardedViews(Views):
                 "workers in its backward pass; use norm_of='global_batch'."
             )
         self.starts = [RandomState.now(objective.model, objective.generators)]
-        self.kinks = [Kinks()] if hold_kinks else []
+        self.kinks = [Kinks()] if replay_kinks else []
         with self.kinks[0].record() if self.kinks else _nothing():
             self.losses = [objective.loss(objective.closures[0])]
         self.gradients = [self._gradient(self.losses[0])]
@@ -72,18 +72,18 @@ class ShardedViews(Views):
                 leaf.grad = None
             with _without_hooks(self.leaves):
                 (self.objective.scale * loss).backward()
-            found = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
+            gradients = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
         finally:
             for leaf, gradient in zip(self.leaves, before, strict=True):
                 leaf.grad = gradient
-        if all(gradient is None for gradient in found):
+        if all(gradient is None for gradient in gradients):
             raise InputError(
                 f"{NOTHING_REACHED} A model that went through fully_shard must synchronise gradients: "
                 "leave set_requires_gradient_sync at True."
             )
         scaled = [
             torch.zeros_like(_local(leaf.detach())) if gradient is None else gradient / self.objective.scale
-            for leaf, gradient in zip(self.leaves, found, strict=True)
+            for leaf, gradient in zip(self.leaves, gradients, strict=True)
         ]
         return scaled
 
