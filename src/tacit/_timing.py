@@ -22,7 +22,8 @@ def time_interleaved(
 ) -> dict[Name, list[float]]:
     """The seconds of every step in every round: what two steps took in the same round is a pair.
 
-    Steps are measured in turns so that a slow moment of the machine hits all of them.
+    Steps are measured in turns so that a slow moment of the machine hits all of them, and every round begins with
+    another one: of the same step entered three times, the first after the naive one was measured dearest, by 0.1 ms.
 
     In each round every step runs twice and the second run counts: the first one frees what another step left behind
     (gradients above all), which in a loop of its own the step would not meet. The number of rounds is fixed before the
@@ -32,8 +33,11 @@ def time_interleaved(
     collecting = gc.isenabled()
     gc.disable()  # a collection inside one step would be charged to that step
     try:
-        for _ in range(rounds):
-            for name, step in steps.items():
+        names = list(steps)
+        for number in range(rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                step = steps[name]
                 step()
                 synchronise()
                 begun = clock()

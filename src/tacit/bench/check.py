@@ -20,8 +20,7 @@ from tacit.bench.run import machine
 from tacit.bench.steps import STRENGTH
 from tacit.edges import largest_stable_strength
 from tacit.penalty import GradientPenalty, Relative, SharpnessAware
-from tacit.penalty.draws import rows_of
-from tacit.penalty.pieces import count_rows, row_tensors, with_tensors
+from tacit.penalty.pieces import count_rows, row_tensors, rows_of, with_tensors
 
 ROUNDS = 11
 COMPARED_ROWS = 64  # of the batch, with the gradient in float64, which GPUs form slowly
