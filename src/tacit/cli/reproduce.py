@@ -54,6 +54,7 @@ def reproduce(
 
     * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
+    from tacit._counted import counted
     from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
@@ -79,9 +80,10 @@ def reproduce(
     seconds = sum(plan.seconds for plan in plans.values())
     runs = sum(len(study.runs) for study in studies.values())
     count = next(iter(plans.values())).workers
-    about = "roughly" if any(plan.rough for plan in plans.values()) else "about"
-    those = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    print(f"{runs} runs in {those}, {about} {in_words(seconds)} on {count} workers, into {folder.path}")
+    # A time that nothing was measured for is a guess, and was five times too long: each study announces its own then.
+    about = "" if any(plan.rough for plan in plans.values()) else f"about {in_words(seconds)} "
+    studies_text = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    print(f"{counted(runs, 'run')} in {studies_text}, {about}on {counted(count, 'worker')}, into {folder.path}")
     if dry_run:
         for plan in plans.values():
             print(indent(str(plan), "  "))

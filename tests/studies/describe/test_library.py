@@ -105,3 +105,13 @@ def test_a_device_that_cannot_be_is_refused(option: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["figures", *option])
     assert isinstance(result.exception, InputError)
     assert option[0].removeprefix("--") in str(result.exception)
+
+
+def test_the_list_says_in_a_few_words_what_each_study_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, ["studies", "list"]).output.splitlines()
+    assert [line.split()[0] for line in lines] == study_names()
+    assert max(map(len, lines)) <= 80
+    assert all(len(line.split()) > 1 for line in lines)
+    (rates,) = (line for line in lines if line.startswith("mnist1d/quick/batch-rates "))
+    assert rates.split(maxsplit=1)[1] == "B, ε; figures 3a 6b"
