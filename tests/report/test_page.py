@@ -383,7 +383,7 @@ def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, mak
     (root / "studies" / "batch-rates.json").write_text(json.dumps(stored))
     (figure,) = build_report(read_parts([root])).figures
     assert figure.verdict is None
-    assert [curve.label for curve in figure.panels[0].curves] == [f"batch_size = {B}" for B in (32, 64, 8)]
+    assert [curve.label for curve in figure.panels[0].curves] == [f"B = {B}" for B in (8, 32, 64)]
 
 
 def test_points_of_one_figure_are_means_of_equally_many_runs(make_world: Maker) -> None:

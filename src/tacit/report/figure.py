@@ -118,6 +118,7 @@ class FigureResult:
     settings: tuple[Setting, ...] = ()  # of its runs, beside the paper's
     paper: str = ""
     regime: str = ""
+    answer: str = ""  # of a figure without a claim: what it says in words
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,12 @@ def _question(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    """What figures 1b and 6a say, with their numbers: where the best penalty lies, and how much it gives."""
+    """What figures 1b and 6a say, with their numbers: where the best penalty lies, and how much it gives.
+
+    Studies of somebody's own have their best settings there.
+    """
+    if _is_own(report):
+        return " ".join(figure.answer for figure in report.figures if figure.answer)
     place, gain = (_judged(report, id) for id in (HERO, GAIN))
     share = gain.verdict.shown_outcome if gain and gain.verdict else None
     words = [_answer_by_place(place, share)] if place else []
@@ -162,6 +167,8 @@ def decided_by_regime(report: Report) -> list[str]:
 
 def _notes(report: Report) -> list[str]:
     """What a reader has to know about the verdicts, as far as it is true of these runs."""
+    if report.figures and _is_own(report):
+        return []  # they are about claims
     specs = [row["spec"] for row in report.rows.values()]
     notes = []
     if any(spec["dataset"] not in ("mnist1d", "mnist1d_16k") for spec in specs):
@@ -278,14 +285,20 @@ def _study_facts(part: Part) -> dict[str, Any]:
         "hash": study.hash,
         "runs": len(part.rows),
         "missing": part.missing,
-        "fixed": ", ".join(f"{key} = {_written(value)}" for key, value in study.fixed.items()),
+        "fixed": ", ".join(_setting(key, value) for key, value in study.fixed.items()),
         "grids": [
             "; ".join(f"{key}: {_written(values)}" for key, values in table.items()) for table in study.grid
         ],
     }  # fmt: skip
 
 
+def _setting(key: str, value: Any) -> str:
+    return f"{key} {_written(value)}" if isinstance(value, Mapping) else f"{key} = {_written(value)}"
+
+
 def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} = {_written(each)}" for key, each in value.items()) + ")"
     if isinstance(value, list):
         return ", ".join(_written(each) for each in value)
     text = str(value)

@@ -36,6 +36,9 @@ def print_verdicts(report: Report) -> None:
     if judged:
         console.print(table)
         console.print(_counts(report.figures), highlight=False)
+    for figure in report.figures:
+        if figure.answer:
+            console.print(figure.answer, markup=False, highlight=False)
     for id, reason in report.absent.items():
         console.print(f"figure {id} is not shown: {reason}", markup=False, highlight=False)
 
