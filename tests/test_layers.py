@@ -28,6 +28,7 @@ LAYERS = [
             "_provenance",
             "_random",
             "_tensor_file",
+            "_timing",
             "_tree",
         ],
     },

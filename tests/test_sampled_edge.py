@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.edges import largest_stable_strength, largest_stable_strength_sampled, sampling_factor
+from tacit.edges import Step, largest_stable_strength, largest_stable_strength_sampled, sampling_factor
 from tacit.penalty.strength import REMEMBERED
 
 RATE = 0.2
@@ -122,7 +122,7 @@ def test_all_micro_batches_have_the_edge_of_the_whole_penalty() -> None:
     mean, spread = np.mean(CURVATURES), np.std(CURVATURES) / np.mean(CURVATURES)
     for momentum in (0.0, 0.9):
         found = largest_stable_strength_sampled(RATE, CURVATURES, sampled=4, momentum=momentum)
-        whole = largest_stable_strength(RATE, float(mean), momentum=momentum, curvature_spread=float(spread))
+        whole = largest_stable_strength(RATE, float(mean), step=Step(momentum=momentum, curvature_spread=float(spread)))
         assert found == pytest.approx(whole, rel=1e-12)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tacit._errors import InputError
 from tacit.report import build_report, catalogue, read_parts, render
 from tacit.report.build import Part
 from tacit.report.registry import find_figure
+from tacit.report.text import power
 from tacit.studies.describe.study import Summary
 
 OWN = """
@@ -57,9 +59,17 @@ def test_a_study_brings_a_figure_of_its_own(part: Part, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("no_such_module:FIGURE", "cannot be imported"), ("json:dumps", "is not a tacit.report.Figure")],
+    [
+        ("no_such_module:FIGURE", "cannot be imported"),
+        ("json:dumps", "own code is imported from there only"),
+        ("no_figures:NUMBER", "is not a tacit.report.Figure"),
+    ],
 )
-def test_a_place_without_a_figure_is_one_sentence(place: str, words: str) -> None:
+def test_a_place_without_a_figure_is_one_sentence(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_figures.py").write_text("NUMBER = 3\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=words):
         find_figure("mine", {"figure": place})
 
@@ -78,7 +88,7 @@ def test_the_report_of_an_own_study_leads_with_its_question_and_its_name(part: P
     own = with_figures(part, mine={})
     page = render(build_report([own]), command="")
     assert f"<h1>{part.study.question}</h1>" in page
-    assert 'class="answer"' not in page
+    assert "undecided" not in page[page.index("<main>") :]
     assert "On the Origin of Implicit" not in page
 
 
@@ -99,6 +109,45 @@ def test_a_strength_of_zero_has_a_place_on_the_axis(part: Part) -> None:
     (figure,) = build_report([own]).figures
     assert figure.panels[0].x_scale == "symlog2"
     assert ">0</text>" in render(build_report([own]), command="")
+
+
+def test_an_own_study_answers_with_its_best_setting_an_interval_and_the_next_best(part: Part) -> None:
+    report = build_report([with_figures(part, mine={})])
+    (figure,) = report.figures
+    heights = {point.x: point.mean.value for curve in figure.panels[0].curves for point in curve.points}
+    best, second = sorted(heights, key=lambda x: -heights[x])[:2]
+    shown = re.search(
+        r"^Highest test accuracy: (\S+) \[(\S+), (\S+)\] % at ε = (\S+)\. "
+        r"The next best setting, ε = (\S+), has (\S+) %: (\S+) \[(\S+), (\S+)\] points less\.$",
+        figure.answer,
+    )
+    assert shown is not None, figure.answer
+    assert (shown[4], shown[5]) == (power(best), power(second))
+    names = ("height", "low", "high", "next", "gain", "least", "most")
+    numbers = (float(shown[place].replace("−", "-")) for place in (1, 2, 3, 6, 7, 8, 9))
+    found = dict(zip(names, numbers, strict=True))
+    assert found["low"] < found["height"] < found["high"]
+    assert found["height"] == pytest.approx(100 * heights[best], abs=0.05)
+    assert found["next"] == pytest.approx(100 * heights[second], abs=0.05)
+    assert found["gain"] == pytest.approx(100 * (heights[best] - heights[second]), abs=0.05)
+    assert found["least"] < found["gain"] < found["most"]
+    assert figure.answer.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%") in render(report, command="")
+
+
+def test_an_own_study_with_a_penalty_is_compared_with_its_best_plain_setting(part: Part) -> None:
+    def change(number: int, spec: dict[str, Any]) -> dict[str, Any]:
+        return {"strength": spec["learning_rate"] if spec["learning_rate"] > 2**-4 else 0.0}
+
+    rows = [{**row, "spec": {**row["spec"], **change(0, row["spec"])}} for row in part.rows]
+    (figure,) = build_report([replace(with_figures(part, mine={"x": "learning_rate"}), rows=rows)]).figures
+    assert "The best without it, ε = 2⁻⁴, λ = 0, has" in figure.answer
+
+
+def test_settings_and_arguments_of_a_study_are_listed_in_words(part: Part) -> None:
+    fixed = {**part.study.fixed, "model_arguments": {"channels": 8}, "dataset_arguments": {"size": 4}}
+    own = replace(part, study=part.study.model_copy(update={"fixed": fixed, "figures": {"mine": {}}}))
+    page = render(build_report([own]), command="")
+    assert "model_arguments (channels = 8), dataset_arguments (size = 4)" in page
 
 
 def legend_of(part: Part, change: Callable[[int, dict[str, Any]], dict[str, Any]], **options: object) -> list[str]:

@@ -103,7 +103,7 @@ def test_every_figure_has_a_thumbnail_with_its_verdict_that_links_down(report: R
     for figure in report.figures:
         assert figure.verdict is not None
         entry = thumbs[thumbs.index(f'href="#{figure.id}"') :]
-        assert f'class="dot {figure.verdict.outcome}"' in entry[: entry.index("</li>")]
+        assert f'class="dot {figure.verdict.shown_outcome}"' in entry[: entry.index("</li>")]
 
 
 def test_the_answer_has_the_numbers_of_figure_1b(page: str) -> None:
@@ -160,6 +160,28 @@ def test_captions_say_which_runs_the_best_of_n_leaves_out(make_world: Maker) -> 
 
 def test_log_ticks_are_powers_of_two(page: str) -> None:
     assert "2⁻³" in page
+
+
+@pytest.fixture(scope="module")
+def stored_page() -> str:
+    return render(build_report(read_parts([RESULTS / "mnist1d"])), command="")
+
+
+def test_a_whole_report_has_at_most_3000_words_outside_details(stored_page: str) -> None:
+    text = re.sub(r"<(style|script|svg|details)\b.*?</\1>", "", stored_page, flags=re.S)
+    assert 2000 < len(re.sub(r"<[^>]+>", " ", text).split()) <= 3000
+
+
+def test_a_page_names_symbols_in_words_and_whole_powers_of_two_only(stored_page: str) -> None:
+    assert "1c" in stored_page
+    assert not re.findall(r"\w_(?:reg|opt)\b|⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]+·[⁰¹²³⁴⁵⁶⁷⁸⁹]", stored_page)
+
+
+def test_one_legend_switches_the_curves_of_both_regimes(stored_page: str) -> None:
+    section = stored_page[stored_page.index('<section id="1b"') :]
+    entry = re.search(r'data-ids="([^"]*)"', section[: section.index("</section>")])
+    assert entry is not None
+    assert entry[1].split() == ["1b-p0-c0-", "1b-p1-c0-", "1b-beside-p0-c0-", "1b-beside-p1-c0-"]
 
 
 def test_switching_a_curve_reaches_parts_of_the_drawing(page: str) -> None:
@@ -361,7 +383,7 @@ def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, mak
     (root / "studies" / "batch-rates.json").write_text(json.dumps(stored))
     (figure,) = build_report(read_parts([root])).figures
     assert figure.verdict is None
-    assert [curve.label for curve in figure.panels[0].curves] == [f"batch_size = {B}" for B in (32, 64, 8)]
+    assert [curve.label for curve in figure.panels[0].curves] == [f"B = {B}" for B in (8, 32, 64)]
 
 
 def test_points_of_one_figure_are_means_of_equally_many_runs(make_world: Maker) -> None:

@@ -29,14 +29,6 @@ def test_a_dry_run_lists_the_studies_of_a_mixed_scale(scale: str, study: str) ->
     assert f"  {study}: " in result.output
 
 
-def test_years_of_training_are_refused_before_they_begin(tmp_path: Path) -> None:
-    words = ["reproduce", "--scale", "paper", "--figure", "2b", "--into", str(tmp_path / "out"), "--workers", "1"]
-    result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, InputError)
-    assert "--executor ray" in str(result.exception)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "words,named",
     [

@@ -233,3 +233,31 @@ def test_points_that_did_not_learn_are_left_out_of_a_collapse(make_world: Maker)
 
     root = make_world(paper_world, only=("rates", "batch-rates"), change=fails_at_large_rates)
     assert outcome(build_report(read_parts([root])), "3a") == "agrees"
+
+
+# -- too few runs -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("seeds", "points", "label"),
+    [
+        (2, None, "undecided so far"),
+        (3, None, "agrees"),
+        (9, 5, "undecided so far"),
+        (9, 6, "agrees"),
+        (10, 4, "agrees"),
+        (2, 9, "undecided so far"),
+    ],
+)
+def test_a_verdict_on_few_seeds_or_points_is_undecided_so_far_on_pages(
+    seeds: int, points: int | None, label: str
+) -> None:
+    number = Number(2.0, lambda level: (1.5, 2.5), seeds)
+    verdict = Verdict("", "", (Criterion(number, "points", "above", 1.0, points=points),))
+    assert verdict.outcome == "agrees"  # what is stored does not depend on how many runs there are
+    assert verdict.label == label
+    assert verdict.shown_outcome == label.split()[0]
+    assert bool(verdict.advice) == (label != "agrees")
+
+
+def test_a_claim_that_is_undecided_anyway_is_not_called_undecided_so_far() -> None:
+    verdict = Verdict("", "", (Criterion(Number(2.0, lambda level: (0.5, 3.5), 2), "points", "above", 1.0),))
+    assert (verdict.label, verdict.few) == ("undecided", "")

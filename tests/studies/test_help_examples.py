@@ -14,7 +14,7 @@ from tacit import cli
 from tacit.studies.describe.library import SCALES, datasets, library
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "check", "status", "export", "reproduce", "report")
+COMMANDS = ("demo", "run", "check", "status", "export", "reproduce", "report")
 TREE = typer.main.get_command(cli.app)
 
 

@@ -195,6 +195,10 @@ def test_an_own_model_on_own_data_is_measured_in_evaluation_mode(tmp_path: Path,
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["full_loss"] == pytest.approx(row["full_loss"], rel=1e-5)  # float32 sums in another order
     assert "implicit_regularizer/24" in seen  # at the batch size of the run
+    move = ["--learning-rate", "0.1", "--batch-size", "4", "--new-batch-size", "12", "--no-price"]
+    advised = CliRunner().invoke(app, ["advise", "runs", "--run", run.hash[:4], *move])
+    assert advised.exit_code == 0, advised.output
+    assert "From ε = 0.1, B = 4 to B' = 12" in advised.output
 
 
 def test_an_own_module_that_has_changed_is_refused(tmp_path: Path, own: dict[str, Any]) -> None:
@@ -243,7 +247,8 @@ def test_weights_that_are_missing_damaged_or_of_another_run_are_refused(tmp_path
     [
         (["--run", "ab"], "--run ab is given alone"),
         (["runs"], "the folder runs is given alone"),
-        (["runs", "--run", "ab", "--train-size", "8"], "leave --train-size out"),
+        (["runs", "--run", "ab", "--problem", "mine:make"], "--problem is given beside FOLDER or --run"),
+        ([], "there is no model; expected --problem module:function, or a trained run"),
         (["nowhere", "--run", "ab"], "nowhere holds no study"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit._random import generator
+from tacit._timing import time_interleaved
 from tacit.bench import steps
 from tacit.bench.models import SEED, Workload
 from tacit.studies.data.datasets import FACTS
@@ -35,7 +36,7 @@ def measure(*, rounds: int) -> dict[str, Any]:
             "fleet, plain": _fleet(0.0),
             "fleet, exact penalty": _fleet(steps.STRENGTH),
         }
-        timings = steps.time_interleaved(turns, rounds=rounds)
+        timings = time_interleaved(turns, rounds=rounds)
     plain = median(timings["loop, plain"]) / MINIBATCHES
     rows = []
     for name, seen in timings.items():

@@ -14,7 +14,7 @@ from tacit.report.registry import catalogue, find_figure
 from tacit.report.rows import MissingRowsError, Row, core_seconds, unshared_seeds
 from tacit.report.settings import compared, used
 from tacit.report.verdict import Verdict
-from tacit.studies.describe.spec import NAME
+from tacit.studies.describe.spec import NAME, canonical
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import ResultsFolder, results_folders
 
@@ -162,6 +162,7 @@ def _build(id: str, parts: Sequence[Part], regime: str) -> FigureResult:
         settings=compared(figure, rows, options=options),
         paper=figure.paper,
         regime=regime,
+        answer="" if drawing.criteria else drawing.seen,
     )
 
 
@@ -187,3 +188,30 @@ def _source(study: Study, rows: Sequence[Row], options: dict[str, Any]) -> Sourc
     # With fewer seeds than the study file asks for, the same share of runs is kept: 5 of 7 becomes 2 of 3.
     best = summary.best if seeds >= summary.of else max(1, seeds * summary.best // summary.of)
     return Source(rows, best=best, of=min(seeds, summary.of), score=summary.score, options=options)
+
+
+def environment_facts(report: Report) -> dict[str, str]:
+    """Versions, commit and machine of the runs; several values are listed when they differ."""
+    every = [meta for part in report.parts for meta in part.metas]
+    metas = list({canonical(meta): meta for meta in every}.values())  # several studies may share a fleet
+    versions: dict[str, set[str]] = {}
+    for meta in metas:
+        for name, value in (meta.get("versions") or {}).items():
+            versions.setdefault(name, set()).add(str(value))
+    facts = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    facts["commit"] = _distinct([meta.get("commit") for meta in metas])
+    machines = [meta.get("machine") or {} for meta in metas]
+    facts["machine"] = _distinct(
+        [
+            ", ".join(str(value) for value in (machine.get("processor"), machine.get("architecture")) if value)
+            + (f", {machine['cores']} cores" if machine.get("cores") else "")
+            for machine in machines
+        ]
+    )
+    facts["training"] = f"{sum(map(core_seconds, metas)) / 60:.1f} core-minutes"
+    facts["ended"] = max((str(meta.get("ended") or "") for meta in metas), default="")
+    return {key: value for key, value in facts.items() if value}
+
+
+def _distinct(values: Sequence[object]) -> str:
+    return "; ".join(dict.fromkeys(str(value) for value in values if value))

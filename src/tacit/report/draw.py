@@ -18,7 +18,7 @@ from tacit._files import write_atomically
 from tacit.report.figure import FigureResult
 from tacit.report.points import Curve, Panel, Point
 from tacit.report.style import PAGE_COLOURS, SHAPES
-from tacit.report.text import exponent_text, power
+from tacit.report.text import exponent_text, power, readable
 
 # Light and dark. Batch sizes and inner steps run through a scale, larger is lighter; the rest have names.
 COLOURS = {
@@ -173,7 +173,7 @@ def draw_panel(panel: Panel, *, prefix: str) -> list[str]:
     for placed, words in x.ticks:
         parts.append(svg_text(x.pixel(placed), HEIGHT - BOTTOM + 18, words))
     unit = " (%)" if panel.y_scale == "percent" else ""
-    parts.append(svg_text(4, 12, f"{panel.y_label}{unit}" + (f", {panel.title}" if panel.title else ""), "start"))
+    parts.append(svg_text(4, 12, f"{panel.y_label}{unit}", "start"))
     parts.append(svg_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, panel.x_label))
     parts += _marks(panel, x)
     bands = sum(curve.style != "level" for curve in panel.curves) <= MOST_BANDS
@@ -195,7 +195,7 @@ def class_name(curve: Curve) -> str:
 
 
 def svg_text(x: float, y: float, words: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(readable(words))}</text>'
 
 
 def _marks(panel: Panel, x: Axis) -> list[str]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tacit._files import write_atomically
-from tacit.report.build import Report
+from tacit.report.build import Report, environment_facts
 from tacit.report.draw import write_figure
-from tacit.report.figure import FigureResult
+from tacit.report.figure import FigureResult, outcome_counts
 from tacit.report.numbers import Interval
-from tacit.report.page import environment_facts, outcome_counts
 from tacit.report.points import Curve
 from tacit.report.verdict import Criterion
 

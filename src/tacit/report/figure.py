@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ from tacit._errors import InputError
 from tacit.report.layout import Layout
 from tacit.report.points import Panel, Points, accuracy, points_of
 from tacit.report.rows import MissingRowsError, Options, Reader, Row, check_alike
-from tacit.report.verdict import Criterion, Verdict
+from tacit.report.verdict import OUTCOMES, Criterion, Outcome, Verdict
 
 if TYPE_CHECKING:
     from tacit.report.settings import Setting
@@ -117,6 +118,7 @@ class FigureResult:
     settings: tuple[Setting, ...] = ()  # of its runs, beside the paper's
     paper: str = ""
     regime: str = ""
+    answer: str = ""  # of a figure without a claim: what it says in words
 
     @property
     def name(self) -> str:
@@ -130,3 +132,18 @@ def need(points: Iterable[T], what: str, *, at_least: int = 1) -> list[T]:
     if len(found) < at_least:
         raise MissingRowsError(f"needs {what}; the rows at hand have {len(found)} of at least {at_least}.")
     return found
+
+
+def outcome_counts(figures: Iterable[FigureResult]) -> dict[Outcome, int]:
+    """How many claims have each outcome."""
+    return _counts(figure.verdict.outcome for figure in figures if figure.verdict)
+
+
+def shown_counts(figures: Iterable[FigureResult]) -> dict[Outcome, int]:
+    """The same as pages show them: what rests on too few runs is undecided."""
+    return _counts(figure.verdict.shown_outcome for figure in figures if figure.verdict)
+
+
+def _counts(outcomes: Iterable[Outcome]) -> dict[Outcome, int]:
+    counts = Counter(outcomes)
+    return {outcome: counts[outcome] for outcome in OUTCOMES}

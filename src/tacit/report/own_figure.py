@@ -8,8 +8,10 @@ from functools import partial
 from tacit._errors import InputError
 from tacit.report.draw import PALETTE
 from tacit.report.figure import Drawing, Figure, Source, need
-from tacit.report.points import Panel, accuracy, curve, points_of
+from tacit.report.numbers import minus
+from tacit.report.points import Panel, Points, accuracy, curve, points_of
 from tacit.report.rows import VARIABLES, Row, Spec
+from tacit.report.text import power
 
 SCORES = {
     "best_test_accuracy": "highest test accuracy",
@@ -17,6 +19,7 @@ SCORES = {
     "best_train_accuracy": "highest training accuracy",
     "final_train_accuracy": "final training accuracy",
 }
+ADDED = ("strength", "relative", "sam_radius", "label_smoothing")  # keys of a run that is not plain
 OPTIONS = ("x", "y", "curve", "title")
 
 
@@ -44,12 +47,21 @@ def draw(source: Source, id: str) -> Drawing:
         spec = points.specs[index]
         groups.setdefault(", ".join(filter(None, (words(spec) for words in told))), []).append(index)
     variable = VARIABLES[x]
+    numeric = [key for key in axes if all(isinstance(spec[key], (int, float)) for spec in points.specs)]
+
+    def in_order(group: tuple[str, list[int]]) -> tuple[list[float], str]:
+        return [float(points.specs[group[1][0]][key]) for key in numeric], group[0]
+
+    def setting(spec: Spec) -> str:
+        place = f"{variable.symbol or variable.words} = {_value(variable.of(spec))}"
+        return ", ".join(filter(None, (place, *(words(spec) for words in told))))
+
     curves = tuple(
         curve(
             points, indices, x=variable, label=label or SCORES[y], colour=PALETTE[number % len(PALETTE)],
             best=source.best,
         )
-        for number, (label, indices) in enumerate(sorted(groups.items()))
+        for number, (label, indices) in enumerate(sorted(groups.items(), key=in_order))
     )  # fmt: skip
     places = points.x(variable)
     # λ = 0 has no place on a logarithmic axis: it gets one of its own, left of the smallest value.
@@ -57,8 +69,28 @@ def draw(source: Source, id: str) -> Drawing:
     return Drawing(
         panels=(Panel(curves, variable.label, SCORES[y], x_scale=scale),),  # type: ignore[arg-type]
         says=f"{SCORES[y].capitalize()} against {variable.label}.",
+        seen=best_setting(points, setting, SCORES[y]),
         title=str(options.get("title") or f"{SCORES[y].capitalize()} against {variable.words}"),
     )
+
+
+def best_setting(points: Points, words: Callable[[Spec], str], score: str) -> str:
+    """The setting with the highest mean, its interval, and what it has over the best plain one, or over the next best.
+
+    Plain: no penalty, no SAM, no smoothing. All intervals allow for the setting having been chosen as the best.
+    """
+    layout, everything = points.layout, list(range(len(points.specs)))
+    best, height = layout.highest(everything)
+    text = f"{score.capitalize()}: {height.scaled(100).interval().text()} % at {words(points.specs[best])}."
+    plain = [index for index in everything if not any(points.specs[index].get(key) for key in ADDED)]
+    others = plain if best not in plain else [index for index in everything if index != best]
+    if not others:
+        return text
+    other, other_height = layout.highest(others)
+    gain = minus(height, other_height if best not in plain else layout.point(other)).scaled(100)
+    name = "The next best setting" if best in plain else "The best without it"
+    reached = f"{name}, {words(points.specs[other])}, has {100 * other_height.value:.1f} %"
+    return f"{text} {reached}: {gain.interval().text()} points less."
 
 
 def _words_of(key: str, rows: Sequence[Row]) -> list[Callable[[Spec], str]]:
@@ -68,7 +100,10 @@ def _words_of(key: str, rows: Sequence[Row]) -> list[Callable[[Spec], str]]:
     """
     values = [row["spec"][key] for row in rows]
     if not any(isinstance(value, Mapping) for value in values):
-        return [lambda spec: f"{key} = {_short(spec[key])}"]
+        symbol = VARIABLES[key].symbol if key in VARIABLES else ""
+        if symbol:
+            return [lambda spec: f"{symbol} = {_value(spec[key])}"]
+        return [lambda spec: f"{key.replace('_', ' ')} = {_short(spec[key])}"]
     tables = [value or {} for value in values]
 
     def words(name: str) -> Callable[[Spec], str] | None:
@@ -82,6 +117,11 @@ def _words_of(key: str, rows: Sequence[Row]) -> list[Callable[[Spec], str]]:
 
     found = [words(name) for name in dict.fromkeys(name for table in tables for name in table)]
     return [each for each in found if each is not None]
+
+
+def _value(value: float) -> str:
+    """Whole numbers as they are, others as powers of two where they are some."""
+    return f"{value:g}" if value == round(value) else power(value)
 
 
 def _short(value: object) -> str:

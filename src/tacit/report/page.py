@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tacit._files import write_atomically
 from tacit.report import rules
-from tacit.report.build import Part, Report
+from tacit.report.build import Part, Report, environment_facts
 from tacit.report.draw import class_name, panel_svg, stylesheet, thumbnail
-from tacit.report.figure import FigureResult
+from tacit.report.figure import FigureResult, shown_counts
 from tacit.report.gauge import gauge
 from tacit.report.numbers import Interval
 from tacit.report.points import Panel, Point
-from tacit.report.rows import core_seconds
 from tacit.report.settings import DATASET_NAMES
 from tacit.report.style import PAGE_COLOURS, SHAPES
-from tacit.report.text import percent, power
-from tacit.report.verdict import OUTCOMES, Outcome
-from tacit.studies.describe.spec import canonical
+from tacit.report.ten_seeds import TenSeeds, stored_beside
+from tacit.report.text import percent, power, readable
+from tacit.report.verdict import Criterion, Outcome
 
 HERO = "1b"  # the figure that the paper's question is answered by
 GAIN = "6a"  # and the one that says how much of the gain a penalty gives
 QUESTION = "Does a large learning rate work like an explicit penalty on gradients?"
 FEW_SEEDS = 3
+SHORT_UNIT = 4  # words of a unit that the table of verdicts has place for; others stand at their figure
 
 
 def render(report: Report, *, command: str, title: str | None = None) -> str:
@@ -40,19 +39,22 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
     )  # fmt: skip
     environment.filters["nobreak"] = lambda text: text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
     figures = [*report.figures, *report.beside.values()]
+    environment.filters["thousands"] = lambda number: f"{number:,}"
     light, dark = stylesheet(class_name(curve) for f in figures for panel in f.panels for curve in panel.curves)
+    stored = stored_beside(report)
     hero = next((figure for figure in report.figures if figure.id == HERO), next(iter(report.figures), None))
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         title=title or _title(report),
         question=_question(report),
         answer=answer(report),
+        stored=stored,
         hero=hero
         and {"id": hero.id, "name": hero.name, "svg": panel_svg(hero, 0, key="hero"), "legend": _legend(hero)},
-        counts=outcome_counts(report.figures),
-        beside_counts=outcome_counts(report.beside.values()),
+        counts=shown_counts(report.figures),
+        beside_counts=shown_counts(report.beside.values()),
         regimes=_regimes(report),
         decided_by_regime=decided_by_regime(report),
-        claims=[_claim(figure, report.beside.get(figure.id)) for figure in report.figures],
+        claims=[_claim(figure, report.beside.get(figure.id), stored) for figure in report.figures],
         absent=report.absent,
         runs=len(report.rows),
         diverged=sum(row["status"] != "finished" for row in report.rows.values()),
@@ -63,16 +65,12 @@ def render(report: Report, *, command: str, title: str | None = None) -> str:
         rules=[re.split(r"^- ", block, flags=re.M) for block in (rules.__doc__ or "").strip().split("\n\n")],
         css={"light": PAGE_COLOURS[0], "dark": PAGE_COLOURS[1], "curves": light, "dark_curves": dark, "shapes": SHAPES},
     )
+    return readable(page)
 
 
 def write_page(report: Report, path: Path, *, command: str, title: str | None = None) -> Path:
     """The page as a file; a reader sees the old page or the new one."""
     return write_atomically(path, render(report, command=command, title=title))
-
-
-def outcome_counts(figures: Iterable[FigureResult]) -> dict[Outcome, int]:
-    found = Counter(figure.verdict.outcome for figure in figures if figure.verdict)
-    return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
 # -- the first screen -------------------------------------------------------------------------------------------------
@@ -97,37 +95,46 @@ def _question(report: Report) -> str:
 
 
 def answer(report: Report) -> str:
-    """What figures 1b and 6a say, with their numbers: where the best penalty lies, and how much it gives."""
+    """What figures 1b and 6a say, with their numbers: where the best penalty lies, and how much it gives.
+
+    Studies of somebody's own have their best settings there.
+    """
+    if _is_own(report):
+        return " ".join(figure.answer for figure in report.figures if figure.answer)
     place, gain = (_judged(report, id) for id in (HERO, GAIN))
-    words = []
-    if place:
-        partly = gain is not None and gain.verdict is not None and gain.verdict.outcome == "disagrees"
-        words.append(_answer_by_place(place, yes="Partly" if partly else "Yes"))
+    share = gain.verdict.shown_outcome if gain and gain.verdict else None
+    words = [_answer_by_place(place, share)] if place else []
     if gain and gain.verdict and math.isfinite(gain.verdict.number.value):
-        share = f"{100 * gain.verdict.number.value:.0f} % of the learning rate’s gain in test accuracy"
-        means = {
-            "agrees": ", which counts as similar",
-            "disagrees": ", which does not count as similar",
-            "undecided": ", which does not decide whether they are similar",
-        }[gain.verdict.outcome]
-        words.append(f"{'It' if place else 'The best penalty'} gives {share}{means} (figure {GAIN}).")
+        words.append(
+            f"{'It' if place else 'The best penalty'} gives {100 * gain.verdict.number.value:.0f} % of the learning "
+            f"rate’s gain in test accuracy, {_COUNTS_AS[gain.verdict.shown_outcome]} (figure {GAIN})."
+        )
     return " ".join(words)
+
+
+_COUNTS_AS = {
+    "agrees": "which counts as similar",
+    "disagrees": "which does not count as similar",
+    "undecided": "with an interval that does not decide whether they are similar",
+}
+# A yes to the whole question needs both: the same place, and as much of a gain there.
+_YES = {"agrees": "Yes", "disagrees": "Partly", "undecided": "In its place, yes", None: "In its place, yes"}
 
 
 def _judged(report: Report, id: str) -> FigureResult | None:
     return next((figure for figure in report.figures if figure.id == id and figure.verdict), None)
 
 
-def _answer_by_place(figure: FigureResult, *, yes: str) -> str:
+def _answer_by_place(figure: FigureResult, share: Outcome | None) -> str:
     assert figure.verdict is not None
     rates, strengths, base = figure.panels[0].curves
     rate, strength = _highest(rates.points), _highest(strengths.points)
     start = {
-        "agrees": f"{yes}: the best penalty and the best learning rate coincide within a factor of two",
+        "agrees": f"{_YES[share]}: the best penalty and the best learning rate coincide within a factor of two",
         "disagrees": "Not at the same place: the best penalty and the best learning rate lie more than a factor of two "
         "apart",
         "undecided": "These runs do not decide whether the best penalty and the best learning rate coincide",
-    }[figure.verdict.outcome]
+    }[figure.verdict.shown_outcome]
     return (
         f"{start}. The penalty λ = {power(strength.x)} reaches {percent(strength.mean.value)} test accuracy, the "
         f"learning rate ε = {power(rate.x)} {percent(rate.mean.value)}, the small rate alone "
@@ -154,12 +161,14 @@ def decided_by_regime(report: Report) -> list[str]:
         figure.id
         for figure, other in pairs
         if other and figure.verdict and other.verdict
-        and {figure.verdict.outcome, other.verdict.outcome} == {"agrees", "disagrees"}
+        and {figure.verdict.shown_outcome, other.verdict.shown_outcome} == {"agrees", "disagrees"}
     ]  # fmt: skip
 
 
 def _notes(report: Report) -> list[str]:
     """What a reader has to know about the verdicts, as far as it is true of these runs."""
+    if report.figures and _is_own(report):
+        return []  # they are about claims
     specs = [row["spec"] for row in report.rows.values()]
     notes = []
     if any(spec["dataset"] not in ("mnist1d", "mnist1d_16k") for spec in specs):
@@ -176,10 +185,12 @@ def _notes(report: Report) -> list[str]:
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
-def _claim(figure: FigureResult, other: FigureResult | None) -> dict[str, Any]:
-    results = [_shown(figure, figure.id)]
+def _claim(figure: FigureResult, other: FigureResult | None, stored: TenSeeds | None) -> dict[str, Any]:
+    results = [_shown(figure, figure.id, stored)]
     if other is not None:
-        results.append(_shown(other, f"{figure.id}-beside"))
+        second = _shown(other, f"{figure.id}-beside", stored)
+        _share_legend(results[0], second)
+        results.append(second)
     return {
         "id": figure.id,
         "name": figure.name,
@@ -191,20 +202,40 @@ def _claim(figure: FigureResult, other: FigureResult | None) -> dict[str, Any]:
     }
 
 
-def _shown(figure: FigureResult, key: str) -> dict[str, Any]:
+def _shown(figure: FigureResult, key: str, stored: TenSeeds | None) -> dict[str, Any]:
     verdict = figure.verdict
     return {
         "key": key,
         "regime": figure.regime,
         "verdict": verdict,
+        "number": _short(verdict.deciding, words=0) if verdict else "",
+        "short": _short(verdict.deciding, words=SHORT_UNIT) if verdict else "",
+        "stored": stored.of(figure) if stored else "",
         "gauge": gauge(verdict.deciding) if verdict else "",
         "caption": figure.caption,
+        "runs": figure.runs,
         "cut": [setting for setting in figure.settings if setting.differs],
         "kept": [setting for setting in figure.settings if not setting.differs],
         "panels": [panel_svg(figure, index, key=key) for index in range(len(figure.panels))],
         "legend": _legend(figure, key),
         "table": _table(figure.panels[0]),
     }
+
+
+def _short(criterion: Criterion, *, words: int) -> str:
+    """A number for the table of verdicts, with its unit if that has few words."""
+    if math.isnan(criterion.number.value):
+        return "no number"
+    few = len(criterion.unit.split()) <= words
+    return criterion.text if few else criterion.number.interval().text(criterion.digits)
+
+
+def _share_legend(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """One legend for two results with the same curves: its buttons switch both."""
+    if [entry["label"] for entry in first["legend"]] == [entry["label"] for entry in second["legend"]]:
+        for entry, other in zip(first["legend"], second["legend"], strict=True):
+            entry["ids"] += other["ids"]
+        second["legend"] = []
 
 
 def _legend(figure: FigureResult, key: str = "hero") -> list[dict[str, Any]]:
@@ -246,33 +277,6 @@ def _number(number: Interval, panel: Panel) -> str:
 
 
 # -- where it comes from ----------------------------------------------------------------------------------------------
-def environment_facts(report: Report) -> dict[str, str]:
-    """Versions, commit and machine of the runs; several values are listed when they differ."""
-    every = [meta for part in report.parts for meta in part.metas]
-    metas = list({canonical(meta): meta for meta in every}.values())  # several studies may share a fleet
-    versions: dict[str, set[str]] = {}
-    for meta in metas:
-        for name, value in (meta.get("versions") or {}).items():
-            versions.setdefault(name, set()).add(str(value))
-    facts = {name: ", ".join(sorted(found)) for name, found in versions.items()}
-    facts["commit"] = _distinct([meta.get("commit") for meta in metas])
-    machines = [meta.get("machine") or {} for meta in metas]
-    facts["machine"] = _distinct(
-        [
-            ", ".join(str(value) for value in (machine.get("processor"), machine.get("architecture")) if value)
-            + (f", {machine['cores']} cores" if machine.get("cores") else "")
-            for machine in machines
-        ]
-    )
-    facts["training"] = f"{sum(map(core_seconds, metas)) / 60:.1f} core-minutes"
-    facts["ended"] = max((str(meta.get("ended") or "") for meta in metas), default="")
-    return {key: value for key, value in facts.items() if value}
-
-
-def _distinct(values: Sequence[object]) -> str:
-    return "; ".join(dict.fromkeys(str(value) for value in values if value))
-
-
 def _study_facts(part: Part) -> dict[str, Any]:
     study = part.study
     return {
@@ -281,14 +285,20 @@ def _study_facts(part: Part) -> dict[str, Any]:
         "hash": study.hash,
         "runs": len(part.rows),
         "missing": part.missing,
-        "fixed": ", ".join(f"{key} = {_written(value)}" for key, value in study.fixed.items()),
+        "fixed": ", ".join(_setting(key, value) for key, value in study.fixed.items()),
         "grids": [
             "; ".join(f"{key}: {_written(values)}" for key, values in table.items()) for table in study.grid
         ],
     }  # fmt: skip
 
 
+def _setting(key: str, value: Any) -> str:
+    return f"{key} {_written(value)}" if isinstance(value, Mapping) else f"{key} = {_written(value)}"
+
+
 def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} = {_written(each)}" for key, each in value.items()) + ")"
     if isinstance(value, list):
         return ", ".join(_written(each) for each in value)
     text = str(value)

@@ -142,7 +142,6 @@ class Panel:
     y_label: str
     x_scale: Scale = "log2"
     y_scale: Scale = "percent"
-    title: str = ""
     marks: tuple[tuple[float, str], ...] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 SUPERSCRIPTS = str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·")
 
@@ -33,3 +34,26 @@ def percent(value: float) -> str:
     '70.8 %'
     """
     return f"{100 * value:.1f} %"
+
+
+FRACTIONAL_POWER = re.compile("2([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*·[⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
+EXPONENT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹·", "-0123456789.")
+# Words and signs of stored texts, as a reader sees them.
+READABLE = {
+    "implicit regularizer C_reg": "implicit regularizer",
+    "C_reg": "the implicit regularizer",
+    "λ_opt": "λₒₚₜ",
+    "ε_opt": "εₒₚₜ",
+    " (root mean squares, without what noise adds)": "",
+}
+
+
+def readable(text: str) -> str:
+    """A text for readers: no underscores in symbols, and numbers for powers of two that are no whole ones.
+
+    >>> readable("C_reg changes by a factor 2⁻¹²·¹")
+    'the implicit regularizer changes by a factor 0.00023'
+    """
+    for found, shown in READABLE.items():
+        text = text.replace(found, shown)
+    return FRACTIONAL_POWER.sub(lambda power: f"{2 ** float(power[1].translate(EXPONENT)):.2g}", text)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from tacit._counted import counted
+from tacit.report import rules
 from tacit.report.numbers import LEVEL, Interval, Number
 
 Outcome = Literal["agrees", "disagrees", "undecided"]
@@ -31,6 +33,7 @@ class Criterion:
     digits: int = 1
     blocked: str = ""
     paper: float | None = None
+    points: int | None = None  # that a distance between curves was taken at
 
     def outcome(self, *, parts: int = 1) -> Outcome:
         """`parts`: of how many criteria this is one; each of them alone could make the claim disagree by chance."""
@@ -112,6 +115,25 @@ class Verdict:
         return next((each for each in ("disagrees", "undecided") if each in found), "agrees")  # type: ignore[return-value]
 
     @property
+    def few(self) -> str:
+        """What a decided claim rests on, if that is less than the rules ask for; empty otherwise."""
+        if self.outcome == "undecided":
+            return ""
+        seeds, points = self.deciding.number.seeds, self.deciding.points
+        if points is not None and points < rules.FEWEST_POINTS and seeds < rules.ENOUGH_SEEDS:
+            return f"{points} points of {seeds} seeds"
+        return counted(seeds, "seed") if 0 < seeds < rules.FEWEST_SEEDS else ""
+
+    @property
+    def shown_outcome(self) -> Outcome:
+        """The outcome on pages and terminals, where what rests on too few runs counts as undecided."""
+        return "undecided" if self.few else self.outcome
+
+    @property
+    def label(self) -> str:
+        return "undecided so far" if self.few else self.outcome
+
+    @property
     def deciding(self) -> Criterion:
         """The criterion that the outcome rests on: of those with this outcome, the one farthest from agreement."""
         same = [c for c, outcome in zip(self.criteria, self.outcomes, strict=True) if outcome == self.outcome]
@@ -144,6 +166,9 @@ class Verdict:
     @property
     def advice(self) -> str:
         """For an undecided claim: which way it points, and what would decide it."""
+        if self.few:
+            way = "agreement" if self.outcome == "agrees" else "disagreement"
+            return f"Points towards {way}, on {self.few} only."
         if self.outcome != "undecided":
             return ""
         if self.deciding.blocked:

@@ -85,3 +85,13 @@ def test_the_list_has_the_cost_of_every_figure_of_the_paper() -> None:
 def test_the_list_of_one_figure_has_that_figure_alone() -> None:
     result = CliRunner().invoke(app, ["reproduce", "--list", "--figure", "1b"])
     assert [line.split()[0] for line in result.output.splitlines()[2:]] == ["1b", "all"]
+
+
+def test_the_list_says_in_a_few_words_what_each_study_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, ["studies", "list"]).output.splitlines()
+    assert [line.split()[0] for line in lines] == study_names()
+    assert max(map(len, lines)) <= 80
+    assert all(len(line.split()) > 1 for line in lines)
+    (rates,) = (line for line in lines if line.startswith("mnist1d/quick/batch-rates "))
+    assert rates.split(maxsplit=1)[1] == "B, ε; figures 3a 6b"

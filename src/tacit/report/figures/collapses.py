@@ -25,7 +25,7 @@ class Question:
     colour: str
     only_learned: bool  # whether a point must be nearly through with training to count: see `rules.LEARNED`
 
-    def panel(self, source: Source, points: Points, against: Variable, *, title: str = "", pale: bool = True) -> Panel:
+    def panel(self, source: Source, points: Points, against: Variable, *, pale: bool = True) -> Panel:
         counted = self.counted(points) if pale else None
         curves = tuple(
             curve(
@@ -34,7 +34,7 @@ class Question:
             )
             for value in self.values(points)
         )  # fmt: skip
-        return Panel(curves, against.label, TEST, title=title)
+        return Panel(curves, against.label, TEST)
 
     def values(self, points: Points) -> list[int]:
         return sorted({spec[self.curve] for spec in points.specs})
@@ -70,7 +70,7 @@ def draw_collapse(source: Source, question: Question, *, says: str) -> Drawing:
     )  # fmt: skip
     return Drawing(
         panels=tuple(
-            question.panel(source, points, variable, title=f"against {variable.symbol}")
+            question.panel(source, points, variable)
             for variable in (question.x, question.rival)
         ),
         says=says + pale,
@@ -81,6 +81,7 @@ def draw_collapse(source: Source, question: Question, *, says: str) -> Drawing:
         criteria=(
             Criterion(
                 found.ratio, f"= distance at equal {x} over that at equal {rival}", "below", rules.COLLAPSES, digits=2,
+                points=found.points or None,
                 blocked="too few points of different curves lie over each other" if not found.points
                 else "the curves lie on each other against both" if math.isnan(found.ratio.value) else "",
             ),

@@ -43,7 +43,7 @@ def draw(source: Source) -> Drawing:
     return Drawing(
         panels=(
             Panel((rates, strengths, dotted), EITHER, TEST, marks=((PAPER_OPTIMUM, "paper’s best ε and λ"),)),
-            Panel((rates, total), TOTAL.label, TEST, title="the same runs against the sum"),
+            Panel((rates, total), TOTAL.label, TEST),
         ),
         says=f"First: test accuracy against ε at λ = 0, and against λ at ε = {power(found.small)}. "
         "Then: the same runs against λ + ε, the strength that theory says they feel.",
