@@ -25,7 +25,7 @@ Tasks and their small-batch rates are in `large_batch_tasks.py`. `digits` needs 
 Rules, written before any of the judged runs:
 
 - Judged seeds are 0 to 7. Rates of the tasks, the calibration of the advice and this file were settled on pilots with
-  seeds 60 to 63 (LOG.md). The advice is measured on one small-batch run of seed 100 at half time, all training
+  seeds 60 to 63. The advice is measured on one small-batch run of seed 100 at half time, all training
   examples; the search and SAM's tuning train with seed 101 and are judged on the validation split. SAM is tuned over
   radii 0.05 … 0.4 and the rates ε and 2ε, at half length.
 - The score of a run is its test accuracy after `updates` updates, the same number for all arms ("equal updates": a
@@ -46,7 +46,7 @@ Rules, written before any of the judged runs:
   and before any run of theirs.
 - `limited` (written before any run of its judged seeds, and before its advice was measured). Two of 64 `advised` runs
   were lost, one more ended at 60 %; they are stored and stay. The limit and its ratio of 1 were found on the lost runs
-  of seeds 0 to 7, done again with batch sharpness recorded, and settled on pilots with seeds 60 to 69 (LOG.md). Judged:
+  of seeds 0 to 7, done again with batch sharpness recorded, and settled on pilots with seeds 60 to 69. Judged:
   `small`, `same` and `limited` on the new seeds 8 to 15, on every task and optimizer that has an `advised` arm, with an
   advice that the code of now measures as before (seed 100, half time; kind `advice` with `largest_ratio` in its row).
   The claim is "0 of all advised runs are lost": a run is lost when `diverged` is true, or when its test accuracy at the

@@ -13,20 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from tacit._arguments import finite_number
+from tacit._errors import InputError
 from tacit._files import write_atomically
 from tacit._provenance import provenance
 from tacit._random import generator
 from tacit.batching import epoch_batches
 from tacit.studies.data.load import load
-from tacit.theory.sharpness import batch_sharpness_of, reported_limit, settling
 
+Verdict = Literal["confirmed", "below", "above", "diverged"]
+TOLERANCE = 0.1  # of the limit: what the study calls settled at it
 RESULT = Path(__file__).parent / "results" / "batch_sharpness.json"
 TRAIN_SIZE, WIDTH, CHECKS, MEASURED = 512, 64, 40, 32
 
@@ -91,6 +95,62 @@ def run(arm: Arm, *, seed: int = 0, scale: float = 1.0) -> dict[str, Any]:
     found = settling([row["sharpness"] for row in measured], limit=limit)
     seen = {"limit": limit, "ratio": found.ratio, "verdict": found.verdict}
     return {**seen, **asdict(found), "arm": asdict(arm), "seed": seed, "history": measured}
+
+
+def batch_sharpness_of(losses: Sequence[Callable[[], Tensor]], parameters: Sequence[Tensor]) -> float:
+    """E⟨g_B, H_B g_B⟩/E‖g_B‖² of a model in training: each function returns the loss of one minibatch.
+
+    One Hessian product per minibatch, by double backward; nothing is changed, `.grad` neither.
+    """
+    if not losses:
+        raise InputError("losses is empty; expected at least one function that returns the loss of a minibatch.")
+    above, below = 0.0, 0.0
+    for loss in losses:
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(loss(), list(parameters), create_graph=True, materialize_grads=True)
+            squared = torch.stack([g.square().sum() for g in gradients]).sum()
+            held = [g.detach() for g in gradients]
+            if squared.requires_grad:  # else the loss is linear, and its curvature zero
+                # ∇(½‖g‖²) = H g.
+                products = torch.autograd.grad(squared / 2, list(parameters), materialize_grads=True)
+                above += sum((p * g).sum().item() for p, g in zip(products, held, strict=True))
+        below += squared.item()
+    return above / below if below else 0.0
+
+
+def reported_limit(learning_rate: float, *, momentum: float = 0.0, full_batch: bool = False) -> float:
+    """The value at which batch sharpness is reported to settle: 2/ε, 2(1−β)/ε small batches, 2(1+β)/ε full batch."""
+    rate = finite_number("learning_rate", learning_rate, positive=True)
+    beta = finite_number("momentum", momentum)
+    return 2 * (1 + beta if full_batch else 1 - beta) / rate
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Where batch sharpness settled in one run, beside the reported limit."""
+
+    limit: float
+    settled: float  # the median over the last quarter of the run
+    lowest: float
+    highest: float
+
+    @property
+    def ratio(self) -> float:
+        return self.settled / self.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.ratio < float("inf"):
+            return "diverged"
+        return "confirmed" if abs(self.ratio - 1) <= TOLERANCE else "below" if self.ratio < 1 else "above"
+
+
+def settling(values: Sequence[float], *, limit: float) -> Settling:
+    """The last quarter of a run's values beside the limit."""
+    last = sorted(values[-max(1, len(values) // 4) :])
+    if not last:
+        raise InputError("values is empty; expected the batch sharpness along a run.")
+    return Settling(limit, last[len(last) // 2], last[0], last[-1])
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import tacit
 from tacit._provenance import provenance
+from tacit._timing import time_interleaved
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import (
     Workload,
@@ -33,7 +34,7 @@ from tacit.bench.models import (
     _wide_resnet_workload,
 )
 from tacit.bench.paired import median_with_interval
-from tacit.bench.steps import LEARNING_RATE, STRENGTH, Step, plain, time_interleaved
+from tacit.bench.steps import LEARNING_RATE, STRENGTH, Step, plain
 
 EXAMPLES = """examples:
   python benchmarks/cheap_regularizers.py

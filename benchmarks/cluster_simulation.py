@@ -4,7 +4,7 @@
     python benchmarks/cluster_simulation.py --quick
 
 Real: which runs form a fleet and in which order (`packing.pack`), who gets which fleet, what follows from a lost worker
-and how often a fleet is tried (`pool.WorkerPool` and `attempts.Attempts`, with the settings of `RayExecutor`).
+and how often a fleet is tried (`executor.Executor`, with the settings of `RayExecutor`).
 Simulated: the clock, the workers, and when one is lost. A worker needs `--start-seconds` before it is ready, sends a
 checkpoint every `--checkpoint-seconds`, and is lost with the probability `--failures-per-hour`, at any moment of its
 life. The study's process replaces it.
@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from tacit._provenance import provenance
-from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION, operations
+from tacit.studies.cost import operations
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.execute.executor import FleetTask
-from tacit.studies.execute.pool import Event, Lost, Worker, WorkerPool
-from tacit.studies.execute.wire import Message
+from tacit.studies.execute.executor import Event, Executor, FleetTask, Lost, Worker
+from tacit.studies.execute.messages import Message
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet, pack
 
@@ -70,7 +69,7 @@ class Account:
     given_up: list[str] = field(default_factory=list)
 
 
-class SimulatedPool(WorkerPool):
+class SimulatedPool(Executor):
     """The loop of every executor, with workers and a clock that exist only here."""
 
     waits_until_ready = True  # as `RayExecutor` has it
@@ -218,8 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--failures-per-hour", type=float, nargs="+", default=[0.0, 0.01])
     parser.add_argument("--start-seconds", type=float, default=60.0)
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0, help="as `tacit run` has it")
-    parser.add_argument("--tflops", type=float, default=DEVICE_TFLOPS)
-    parser.add_argument("--utilisation", type=float, default=UTILISATION, help="the share of the peak that is reached")
+    parser.add_argument("--tflops", type=float, default=19.5, help="one A100 in float32 without TF32")
+    parser.add_argument("--utilisation", type=float, default=0.1, help="the share of the peak that is reached")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="the recorded fleets alone")
     options = parser.parse_args(arguments)

@@ -24,7 +24,7 @@ from tacit._provenance import provenance
 from tacit._random import generator
 from tacit.batching import epoch_batches
 from tacit.diagnostics import estimates
-from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse
+from tacit.diagnostics.estimates import Estimate, SampleMoments, estimate, inverse
 from tacit.studies.data.load import load
 from tacit.studies.train.models import mlp
 
@@ -57,7 +57,7 @@ def gradients(name: str) -> np.ndarray:
     return torch.cat([part.flatten(1) for part in each.values()], 1).double().numpy()
 
 
-def all_estimates(moments: Moments) -> dict[str, Estimate]:
+def all_estimates(moments: SampleMoments) -> dict[str, Estimate]:
     """As `measure` makes them."""
     found = {
         "full_gradient_squared_norm": estimate(moments, estimates.gradient_squared_norm),
@@ -75,12 +75,12 @@ def coverage(name: str, *, resamples: int, sample: int = SAMPLE) -> dict[str, fl
     rows = gradients(name)
     gram = rows @ rows.T
 
-    def moments(chosen: np.ndarray) -> Moments:
+    def moments(chosen: np.ndarray) -> SampleMoments:
         part = gram[np.ix_(chosen, chosen)]
         along, squares = part.mean(1), np.diag(part)
         mean = float(along.mean())
         spreads = squares - 2 * along + mean
-        return Moments(len(chosen), TRAIN_SIZE, mean, spreads.sum() / (len(chosen) - 1), spreads, along - mean)
+        return SampleMoments(len(chosen), TRAIN_SIZE, mean, spreads.sum() / (len(chosen) - 1), spreads, along - mean)
 
     exact = {key: found.value for key, found in all_estimates(moments(np.arange(TRAIN_SIZE))).items()}
     draws = np.random.default_rng(SEED)

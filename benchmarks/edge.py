@@ -41,7 +41,7 @@ from tacit._files import write_atomically
 from tacit._provenance import provenance
 from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.optimizers import Momentum
-from tacit.edges import largest_stable_strength, stability_limit
+from tacit.edges import Step, largest_stable_strength, stability_limit
 from tacit.studies.train.batched_mlp import Layers
 
 RESULT = Path(__file__).parent / "results" / "edge.json"
@@ -121,7 +121,7 @@ def grid(task: Task) -> dict[str, Any]:
                     "learning_rate": rate,
                     "strength": strength,
                     "largest_stable_strength": edges[rate],
-                    "without_spread": largest_stable_strength(rate, h, momentum=beta),
+                    "without_spread": largest_stable_strength(rate, h, step=Step(momentum=beta)),
                     "share_of_limit": rate * _kappa(strength, h, spread) / _limit(strength, h, beta, spread, scatter),
                     "worst_losses": mine,
                     "seen_unstable": unstable > len(SEEDS) / 2,

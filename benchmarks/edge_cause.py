@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 import tacit
 from tacit._files import write_atomically
 from tacit._provenance import provenance
-from tacit.edges import largest_stable_strength, stability_limit
+from tacit.edges import Step, largest_stable_strength, stability_limit
 
 RESULT = Path(__file__).parent / "results" / "edge_cause.json"
 START_SEED, SEEDS = 70, (71, 72, 73)  # those of the first grid, which this explains
@@ -45,9 +45,8 @@ def main() -> None:
     assert seen.spectrum is not None
     h, spread = seen.spectrum.largest, seen.spectrum.curvature_spread(task.batch_size)
     rates = [share * stability_limit(momentum=BETA) / h for share in SHARES]
-    strengths = [
-        SHARE_OF_EDGE * largest_stable_strength(rate, h, momentum=BETA, curvature_spread=spread) for rate in rates
-    ]
+    step = Step(momentum=BETA, curvature_spread=spread)
+    strengths = [SHARE_OF_EDGE * largest_stable_strength(rate, h, step=step) for rate in rates]
     settings = [*zip(rates, strengths, strict=True), *[(rate, 0.0) for rate in rates]]
     rows: list[dict[str, Any]] = []
     for size in BATCH_SIZES:

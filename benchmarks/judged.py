@@ -1,23 +1,22 @@
-"""The judged table of docs/judged-plan.md from rows: best settings, ends of grids, study files to judge, the table.
+"""Task 1 of docs/judged-plan.md from rows: best settings, ends of grids, study files to judge.
 
+    python benchmarks/judged.py runs/judged --second     # studies/judged/second-TASK.toml: more seeds for the best
     python benchmarks/judged.py runs/judged              # best setting of every arm, and which grids to extend
     python benchmarks/judged.py runs/judged --write      # studies/judged/judge-TASK.toml, once no best is at an end
-    python benchmarks/judged.py runs/judged --table      # the table, from the rows of both
 
 It trains nothing: `tacit run studies/judged/NAME.toml --into runs/judged` does, and goes on where it stopped.
+`judged_table.py` makes the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from tacit.report.numbers import student
 from tacit.studies.describe.study import load_study
 from tacit.studies.store.folder import read_rows
 
@@ -34,7 +33,9 @@ OWN = {  # of every arm the key of its own value; rivals first
 }
 USUAL_RATE = {"momentum": 2.0**-6, "adamw": 2.0**-10}
 CHANCE = 0.1  # the accuracy of a run that diverged
-JUDGED_SEEDS = "310:318"
+FIRST_SEED, SECOND_SEEDS, JUDGED_SEEDS = 300, "301:303", "310:318"
+TUNING_SEEDS = {300, 301, 302}
+FINALISTS = 12  # settings of an arm that get the second seeds: a tenth of its grid
 Row = dict[str, Any]
 
 
@@ -76,8 +77,16 @@ def accuracies(rows: Iterable[Row], task: str, arm: str, *, dataset: str) -> dic
 
 
 def best(scores: dict[Setting, dict[int, float]]) -> Setting:
-    """The highest mean; of equal ones the smallest rate, decay and own value."""
-    return max(sorted(scores), key=lambda setting: fmean(scores[setting].values()))
+    """The highest mean of those with all tuning seeds; of equal ones the smallest rate, decay and own value."""
+    complete = [setting for setting, seen in sorted(scores.items()) if seen.keys() >= TUNING_SEEDS]
+    return max(complete, key=lambda setting: fmean(scores[setting].values()))
+
+
+def finalists(scores: dict[Setting, dict[int, float]], usual_rate: float) -> list[Setting]:
+    """The twelve best on the first seed, and those at decay 0 and the usual rate, of which one is "untuned"."""
+    ranked = sorted(sorted(scores), key=lambda setting: scores[setting][FIRST_SEED], reverse=True)
+    chosen = ranked[:FINALISTS]
+    return chosen + [each for each in ranked[FINALISTS:] if (each.rate, each.decay) == (usual_rate, 0.0)]
 
 
 def ends(scores: dict[Setting, dict[int, float]]) -> list[str]:
@@ -94,11 +103,11 @@ def ends(scores: dict[Setting, dict[int, float]]) -> list[str]:
 
 
 def common(scores: dict[Setting, dict[int, float]], rates: Sequence[float], decays: Sequence[float]) -> list[float]:
-    """Mean accuracies over the rates and decays that all arms have, at the own value with the highest mean of them."""
+    """Accuracies of the first seed at rates and decays that all arms have, at the own value with the highest mean."""
     by_own: dict[float, list[float]] = {}
     for setting, seen in scores.items():
         if setting.rate in rates and setting.decay in decays:
-            by_own.setdefault(setting.own, []).append(fmean(seen.values()))
+            by_own.setdefault(setting.own, []).append(seen[FIRST_SEED])
     return max(by_own.values(), key=fmean)
 
 
@@ -121,103 +130,125 @@ def show_best(rows: list[Row]) -> None:
     for task in TASKS:
         for arm in OWN:
             scores = accuracies(rows, task, arm, dataset="mnist1d")
-            if scores:
+            if any(seen.keys() >= TUNING_SEEDS for seen in scores.values()):
                 chosen = best(scores)
                 found = f"{100 * fmean(scores[chosen].values()):.1f} at rate {chosen.rate:g}, decay {chosen.decay:g}"
                 print(f"{task}, {arm}: {found}, own {chosen.own:g}, of {len(scores)}", *ends(scores), sep="; ")
 
 
+def write_second(rows: list[Row]) -> None:
+    """One study per task: the finalists of every arm on the second seeds."""
+    for task in _ready(rows, "tune"):
+        rate = USUAL_RATE[task.split("-")[0]]
+        chosen = {arm: finalists(accuracies(rows, task, arm, dataset="mnist1d"), rate) for arm in OWN}
+        grids = [(arm, setting, arm) for arm, settings in chosen.items() for setting in settings]
+        _write_study(
+            rows, task, "second", "mnist1d", grids, SECOND_SEEDS,
+            question="Which of the settings that were best on one seed are best on three?",
+        )  # fmt: skip
+
+
 def write(rows: list[Row]) -> None:
     """One study per task: the tuned and the untuned setting of every arm, eight new seeds, the judged signals."""
-    for task in TASKS:
-        tuning = load_study(STUDIES / f"tune-{task}.toml")
-        fixed = {**tuning.fixed, "dataset": "mnist1d_16k"}
-        lines = [
-            f"# Written by benchmarks/judged.py from the rows of tune-{task}: each arm tuned and untuned.",
-            f'name = "judge-{task}"', f'question = "Which arm has the highest test accuracy on {task}?"', "", "[fixed]",
-            *[f"{key} = {_toml(value)}" for key, value in fixed.items()], "",
-            "[summary]", 'score = "final_test_accuracy"',
-        ]  # fmt: skip
+    for task in _ready(rows, "tune", "second"):
+        rate = USUAL_RATE[task.split("-")[0]]
+        grids = []
         for arm in OWN:
             scores = accuracies(rows, task, arm, dataset="mnist1d")
-            specs = {setting_of(row["spec"]): row["spec"] for row in rows if _is(row, task, arm)}
-            for what, setting in (
-                ("tuned", best(scores)),
-                ("untuned", untuned(scores, USUAL_RATE[task.split("-")[0]])),
-            ):
-                keys = ("learning_rate", "weight_decay", "label_smoothing", "strength", "relative", "sam_radius")
-                keys += ("micro_batch_size", "sampled", "sam_rows")
-                given = {key: specs[setting][key] for key in keys if specs[setting][key]}
-                lines += ["", f"[[grid]]  # {arm}, {what}", *[f"{key} = [{_toml(v)}]" for key, v in given.items()]]
-                lines.append(f'seeds = "{JUDGED_SEEDS}"')
-        (STUDIES / f"judge-{task}.toml").write_text("\n".join(lines) + "\n")
+            grids += [(arm, best(scores), f"{arm}, tuned"), (arm, untuned(scores, rate), f"{arm}, untuned")]
+        _write_study(
+            rows, task, "judge", "mnist1d_16k", grids, JUDGED_SEEDS,
+            question=f"Which arm has the highest test accuracy on {task}?",
+        )  # fmt: skip
 
 
-def _is(row: Row, task: str, arm: str) -> bool:
-    return (task_of(row["spec"]), arm_of(row["spec"]), row["spec"]["dataset"]) == (task, arm, "mnist1d")
+def _write_study(
+    rows: list[Row],
+    task: str,
+    part: str,
+    dataset: str,
+    grids: list[tuple[str, Setting, str]],
+    seeds: str,
+    *,
+    question: str,
+) -> None:
+    fixed = {**load_study(STUDIES / f"tune-{task}.toml").fixed, "dataset": dataset}
+    lines = [
+        f"# Written by benchmarks/judged.py from the rows of {task}.",
+        f'name = "{part}-{task}"', f'question = "{question}"', "", "[fixed]",
+        *[f"{key} = {_toml(value)}" for key, value in fixed.items()], "",
+        "[summary]", 'score = "final_test_accuracy"',
+    ]  # fmt: skip
+    keys = ("learning_rate", "weight_decay", "label_smoothing", "strength", "relative", "sam_radius")
+    keys += ("micro_batch_size", "sampled", "sam_rows")
+    specs = {
+        (arm_of(row["spec"]), setting_of(row["spec"])): row["spec"] for row in rows if task_of(row["spec"]) == task
+    }
+    for arm, setting, comment in grids:
+        spec = specs[arm, setting]
+        lines += ["", f"[[grid]]  # {comment}", *[f"{key} = [{_toml(spec[key])}]" for key in keys if spec[key]]]
+        lines.append(f'seeds = "{seeds}"')
+    (STUDIES / f"{part}-{task}.toml").write_text("\n".join(lines) + "\n")
 
 
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def table(rows: list[Row]) -> str:
-    """Per cent; "gains" and "loses" by the 95 % interval of tuned − plain, paired by seed."""
-    lines = []
+def results(rows: list[Row]) -> dict[str, Any]:
+    """Of every judged task and arm: accuracies in per cent, tuned and untuned, and the expected best of k settings."""
+    tasks: dict[str, Any] = {}
     for task in TASKS:
         rate = USUAL_RATE[task.split("-")[0]]
         tuning = {arm: accuracies(rows, task, arm, dataset="mnist1d") for arm in OWN}
         judged = {arm: accuracies(rows, task, arm, dataset="mnist1d_16k") for arm in OWN}
-        if not all(tuning.values()) or not all(judged.values()):
+        if not all(judged.values()):
             continue
         rates = set.intersection(*[{setting.rate for setting in scores} for scores in tuning.values()])
         decays = set.intersection(*[{setting.decay for setting in scores} for scores in tuning.values()])
-        base = judged["plain"][best(tuning["plain"])]
-        lines += ["", f"**{task}**", "", "| arm | tuned | − plain | | untuned | best of 1, 4, 16 |", "|" + " --- |" * 6]
+        arms = {}
         for arm, scores in tuning.items():
-            tuned, fresh = judged[arm][best(scores)], judged[arm][untuned(scores, rate)]
-            curve = [expected_best(common(scores, sorted(rates), sorted(decays)), k) for k in (1, 4, 16)]
-            difference = [100 * (tuned[seed] - base[seed]) for seed in sorted(base)]
-            cells = [arm, _mean(tuned), *_verdict(difference), _mean(fresh), " ".join(f"{100 * x:.1f}" for x in curve)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            chosen, usual = best(scores), untuned(scores, rate)
+            arms[arm] = {
+                "setting": asdict(chosen), "settings": len(scores), "tuned": _by_seed(judged[arm][chosen]),
+                "usual": asdict(usual), "untuned": _by_seed(judged[arm][usual]),
+                "best_of": {
+                    str(k): 100 * expected_best(common(scores, sorted(rates), sorted(decays)), k) for k in (1, 4, 16)
+                },
+            }  # fmt: skip
+        tasks[task] = {"score": "accuracy, %", "lower_is_better": False, "arms": arms}
+    return tasks
 
 
-def _mean(scores: dict[int, float]) -> str:
-    values = [100 * score for score in scores.values()]
-    return f"{fmean(values):.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}"
+def _by_seed(scores: dict[int, float]) -> dict[str, float]:
+    return {str(seed): 100 * scores[seed] for seed in sorted(scores)}
 
 
-def _verdict(differences: Sequence[float]) -> tuple[str, str]:
-    if not any(differences):
-        return "", ""
-    middle = fmean(differences)
-    half = student(0.95, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
-    word = "gains" if middle > half else "loses" if middle < -half else "tie"
-    return f"{middle:+.1f} ± {half:.1f}", word
-
-
-def check_grids(rows: list[Row]) -> None:
-    """Refuses to choose settings before every tuning run of the committed files has a row."""
+def _ready(rows: list[Row], *parts: str) -> Iterator[str]:
+    """The tasks of whose committed files every run has a row; says what is left of the others."""
     have = {row["run"] for row in rows}
     for task in TASKS:
-        runs = load_study(STUDIES / f"tune-{task}.toml").runs
-        left = sum(run.hash not in have for run in runs)
-        if left:
-            raise SystemExit(f"tune-{task} has {left} of {len(runs)} runs left; run it first.")
+        left = {}
+        for part in parts:
+            file = STUDIES / f"{part}-{task}.toml"
+            left[part] = sum(run.hash not in have for run in load_study(file).runs) if file.exists() else -1
+        if not any(left.values()):
+            yield task
+        for part, runs in left.items():
+            if runs:
+                print(f"{part}-{task}: " + ("no file yet" if runs < 0 else f"{runs} runs left") + "; left out")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--second", action="store_true")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     rows = read_rows(given.folder)
-    if given.table:
-        print(table(rows))
+    if given.second:
+        write_second(rows)
     elif given.write:
-        check_grids(rows)
         write(rows)
     else:
         show_best(rows)

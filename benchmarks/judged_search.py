@@ -2,7 +2,6 @@
 
     python benchmarks/judged_search.py transformer --into runs/judged-search     # goes on where it stopped
     python benchmarks/judged_search.py fashion-noisy --into runs/judged-search
-    python benchmarks/judged_search.py --table runs/judged-search
     python benchmarks/judged_search.py --prices runs/judged-search               # on an idle machine
 
 Each arm is searched alone, by the same rule, on validation data and one seed. Its best setting, and its own value at
@@ -23,19 +22,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
 import torch
-from judged_tasks import TASKS, Loop, Setting, arms
+from judged_tasks import TASKS, Loop, Mnist1dTask, Setting, arms
 
 import tacit
 from tacit._provenance import provenance
-from tacit.report.numbers import student
 
 SEARCH_SEED, JUDGED_SEEDS = 400, (410, 411, 412, 413, 414)
 MOST_RUNS = 24  # of a search whose best rate is still at the end of the rates that it tried
-PRICE_ROUNDS = 21
+PRICE_ROUNDS = 41
 
 
 def path_of(folder: Path, task: str, arm: str) -> Path:
@@ -145,50 +143,41 @@ def work(arguments: tuple[str, str, Path]) -> None:
         rows.run(replace(task.usual, own=arm.own), seed, "test", "untuned")
 
 
-def table(folder: Path) -> str:
-    """Tuned and untuned scores, tuned − plain tuned paired by seed, the best after 1, 4 and all runs of the search."""
-    lines = []
+def results(folder: Path) -> dict[str, Any]:
+    """Of every judged task and arm: scores by seed, tuned and untuned, and the best after k runs of the search."""
+    tasks: dict[str, Any] = {}
     for name, task in TASKS.items():
         rows = {arm: read(path_of(folder, name, arm)) for arm in arms(name)}
-        if not all(rows.values()):
+        judged = {
+            arm: {stage: _by_seed(task, rows[arm], stage) for stage in ("tuned", "untuned")} for arm in rows
+        }  # fmt: skip
+        if not all(len(scores) == len(JUDGED_SEEDS) for each in judged.values() for scores in each.values()):
             continue
-        lines += ["", f"**{name}**", "", "| arm | tuned | − plain | | untuned | best after 1, 4, all runs | runs |"]
-        lines.append("|" + " --- |" * 7)
-        tuned, untuned = ({arm: _judged(task, rows[arm], stage) for arm in rows} for stage in ("tuned", "untuned"))
         best, scale = (min, 1) if task.lower_is_better else (max, 100)
+        found = {}
         for arm in rows:
             searched = [scale * score_of(task, row) for row in rows[arm] if row["stage"] == "search"]
-            curve = " ".join(f"{best(searched[:count]):.3f}" for count in (1, 4, len(searched)))
-            verdict = _verdict(task, tuned[arm], tuned["plain"]) if arm != "plain" else ("", "")
-            cells = [arm, _mean(tuned[arm]), *verdict, _mean(untuned[arm]), curve, str(len(searched))]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            (setting,) = {json.dumps(row["setting"]) for row in rows[arm] if row["stage"] == "tuned"}
+            found[arm] = {
+                "setting": json.loads(setting), "settings": len(searched), **judged[arm],
+                "best_of": {str(k): best(searched[:k]) for k in (1, 4)} | {"all": best(searched)},
+            }  # fmt: skip
+        word = "loss" if task.lower_is_better else "accuracy, %"
+        tasks[name] = {"score": word, "lower_is_better": task.lower_is_better, "arms": found}
+    return tasks
 
 
-def _judged(task: Any, rows: list[dict[str, Any]], stage: str) -> dict[int, float]:
+def _by_seed(task: Any, rows: list[dict[str, Any]], stage: str) -> dict[str, float]:
     scale = 1 if task.lower_is_better else 100
-    return {row["seed"]: scale * score_of(task, row) for row in rows if row["stage"] == stage}
-
-
-def _mean(scores: dict[int, float]) -> str:
-    values = list(scores.values())
-    return f"{fmean(values):.3f} ± {stdev(values) / math.sqrt(len(values)):.3f}"
-
-
-def _verdict(task: Any, own: dict[int, float], plain: dict[int, float]) -> tuple[str, str]:
-    differences = [own[seed] - plain[seed] for seed in plain]
-    middle = fmean(differences)
-    half = student(0.95, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
-    gain = -middle if task.lower_is_better else middle
-    return f"{middle:+.3f} ± {half:.3f}", "gains" if gain > half else "loses" if gain < -half else "tie"
+    return {str(row["seed"]): scale * score_of(task, row) for row in rows if row["stage"] == stage}
 
 
 def prices(folder: Path) -> None:
     """Steps of all arms, interleaved in one process, as multiples of the plain step of the same round."""
     torch.set_num_threads(1)
     report: dict[str, Any] = {"rounds": PRICE_ROUNDS, "threads": 1, **provenance()}
-    for name in TASKS:
-        task = TASKS[name]()
+    for name, make in {**TASKS, Mnist1dTask.name: Mnist1dTask}.items():
+        task = make()
         loops = {each: Loop(task, arm, replace(task.usual, own=arm.own), 0) for each, arm in arms(name).items()}
         seconds: dict[str, list[float]] = {each: [] for each in loops}
         for _ in range(PRICE_ROUNDS + 2):  # two to warm up
@@ -198,8 +187,8 @@ def prices(folder: Path) -> None:
                 seconds[each].append(time.perf_counter() - started)
         ratios = {each: map(operator.truediv, times[2:], seconds["plain"][2:]) for each, times in seconds.items()}
         report[name] = {each: median(values) for each, values in ratios.items()}
+        print(name, ", ".join(f"{each} {ratio:.2f}" for each, ratio in report[name].items()), flush=True)
     (folder / "prices.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
 
 
 def main() -> None:
@@ -207,11 +196,8 @@ def main() -> None:
     parser.add_argument("task", nargs="?", choices=sorted(TASKS))
     parser.add_argument("--into", type=Path, default=Path("runs/judged-search"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", type=Path, metavar="FOLDER")
     parser.add_argument("--prices", type=Path, metavar="FOLDER")
     given = parser.parse_args()
-    if given.table:
-        print(table(given.table))
     if given.prices:
         prices(given.prices)
     if given.task:

@@ -48,7 +48,7 @@ def penalty(model: nn.Module, own: float, rows: int, seed: int, *, sampled: bool
 
 
 def arms(task: str) -> dict[str, Arm]:
-    strength, sam_rows = {"transformer": (0.03, 8), "fashion-noisy": (0.125, 32)}[task]
+    strength, sam_rows = {"transformer": (0.03, 8), "fashion-noisy": (0.125, 32), "mnist1d": (0.125, 16)}[task]
     return {  # rivals first
         "plain": Arm(),
         "plain, a quarter longer": Arm(length=1.25),
@@ -150,6 +150,28 @@ class FashionTask:
     def score(self, model: nn.Module, part: str) -> float:
         inputs, targets = self.parts[part]
         return float((model(inputs).argmax(1) == targets).double().mean())
+
+
+class Mnist1dTask:
+    """Task 1 of the plan as a plain loop, for its prices only: its runs are those of `studies/judged`."""
+
+    name, rows, steps, usual = "mnist1d", 16, 3200, Setting(2**-6, 0.0, 0.0)
+
+    def __init__(self) -> None:
+        data = load("mnist1d")
+        self.inputs = torch.tensor(data.train_inputs).flatten(1).float()
+        self.targets = torch.tensor(data.train_targets, dtype=torch.long)
+
+    def model(self, setting: Setting) -> nn.Module:
+        widths = [(40, 64), (64, 64), (64, 64)]
+        hidden = [layer for sizes in widths for layer in (nn.Linear(*sizes), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(64, 10))
+
+    optimizer = FashionTask.optimizer
+
+    def batch(self, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(len(self.inputs), (256,), generator=draws)
+        return self.inputs[chosen], self.targets[chosen]
 
 
 TASKS: dict[str, type[Any]] = {task.name: task for task in (TransformerTask, FashionTask)}

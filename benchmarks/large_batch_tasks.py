@@ -35,7 +35,7 @@ class Task:
     batch_size: int
     new_batch_size: int
     updates: int
-    rates: dict[str, float]  # tuned on pilot seeds, see LOG.md
+    rates: dict[str, float]  # tuned on pilot seeds
     shift: int = 0
 
     @property

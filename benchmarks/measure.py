@@ -81,7 +81,7 @@ def resnet(count: int) -> tuple[Workload, str]:
 
     At their initial value 0 the scalars would cut every branch off, and its gradients would be zeros.
     """
-    from tacit.studies.data.facts import DATASETS
+    from tacit.studies.data.datasets import FACTS
     from tacit.studies.data.load import load
 
     model = wide_resnet(10, 1, generator=generator(0, "init"))
@@ -90,7 +90,7 @@ def resnet(count: int) -> tuple[Workload, str]:
             if name.endswith("scalar"):
                 parameter.fill_(0.5)
     try:
-        data, facts = load("cifar10"), DATASETS["cifar10"]
+        data, facts = load("cifar10"), FACTS["cifar10"]
     except tacit.InputError as error:
         return Workload(model, *random_examples(count, 3, 32, 32)), f"random numbers: {error}"
     mean, deviation = (torch.tensor(part).reshape(1, 3, 1, 1) for part in (facts.mean, facts.deviation))

@@ -28,9 +28,10 @@ from torch.nn import functional as F
 
 import tacit
 from tacit._provenance import provenance
+from tacit._timing import time_interleaved
 from tacit.bench.models import SEED, Workload
 from tacit.bench.paired import median_with_interval
-from tacit.bench.steps import LEARNING_RATE, NAIVE, STEPS, STRENGTH, make_penalty, time_interleaved
+from tacit.bench.steps import LEARNING_RATE, NAIVE, STEPS, STRENGTH, make_penalty
 
 EXAMPLES = """examples:
   python benchmarks/overhead.py

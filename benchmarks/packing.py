@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from tacit._provenance import provenance
 from tacit._random import generator
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp, operations
 from tacit.studies.train.models import wide_resnet
@@ -81,7 +81,7 @@ def one_after_the_other(runs: int, size: int, *, penalized: bool) -> Update:
         for seed in range(runs)
     ]
     cpu = torch.device("cpu")
-    programs = [Single((spec,), DATASETS[spec.dataset], device=cpu, dtype=torch.float32) for spec in specs]
+    programs = [Single((spec,), FACTS[spec.dataset], device=cpu, dtype=torch.float32) for spec in specs]
     images, labels = pictures(runs, size)
 
     def update() -> None:

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tacit._provenance import provenance
 from tacit.studies.cost import operations
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import program
@@ -103,7 +103,7 @@ def name_of(run: RunSpec) -> str:
 
 def work_of(run: RunSpec) -> dict[str, Work]:
     """An update, an evaluation of `EVALUATED` rows and a minibatch of C_reg, by the program that trains the run."""
-    facts = DATASETS[run.dataset]
+    facts = FACTS[run.dataset]
     models = program.make([run], facts, device=torch.device("cpu"), dtype=torch.float32)
     draws = torch.Generator().manual_seed(0)
     inputs = torch.randn(max(run.batch_size, EVALUATED), *facts.shape, generator=draws)
@@ -119,7 +119,7 @@ def work_of(run: RunSpec) -> dict[str, Work]:
 
 def flop_of(run: RunSpec, work: dict[str, Work]) -> float:
     """Operations of a whole run: updates, evaluations on training and test examples, C_reg at the end."""
-    test = run.test_size or DATASETS[run.dataset].test_size
+    test = run.test_size or FACTS[run.dataset].test_size
     return (
         run.total_updates * work["update"].flop
         + run.evaluations * (run.train_size + test) / EVALUATED * work["evaluation"].flop
@@ -162,7 +162,7 @@ def memory_of(run: RunSpec) -> float:
     """Bytes of one run on a GPU: parameters five times (gradients and both directions of a penalised step), images,
     activations of a minibatch six times (they, their gradients, the derivatives of both, two more in a block), and the
     process's own."""
-    counts, facts = count(run), DATASETS[run.dataset]
+    counts, facts = count(run), FACTS[run.dataset]
     data = (run.train_size + (run.test_size or facts.test_size)) * facts.features
     return CONTEXT + 4.0 * (5 * counts.parameters + 6 * run.batch_size * counts.activations) + data
 

@@ -123,10 +123,8 @@ def send_signal(pid: int, number: int) -> bool:
 # -- a cluster on this machine ----------------------------------------------------------------------------------------
 def start_cluster() -> Any:
     """A head and one node of one core each, on the loopback address, for this process and all that it starts."""
-    from tacit.studies.execute.ray.session import import_ray, loopback_only
-
-    import_ray()
-    UNTIL_THE_END.enter_context(loopback_only())  # drivers inherit it through the environment
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # the loopback address alone; drivers inherit it
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()

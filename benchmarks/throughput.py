@@ -32,8 +32,9 @@ from tacit.studies.data.load import load
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.execute import worker
 from tacit.studies.execute.local import LocalExecutor
-from tacit.studies.execute.ray.executor import RayExecutor
+from tacit.studies.execute.ray_executor import RayExecutor
 from tacit.studies.train.packing import pack
+from tacit.studies.train.training import Training
 
 FLEETS, RUNS = 2, 24
 ROUND = ("local-1", "local-2", "ray-2", "ray-2", "local-2")
@@ -54,10 +55,10 @@ def study(epochs: int) -> Study:
 def epochs_for(seconds: float) -> int:
     """Epochs that make one fleet about so long here: one core, one thread, as a worker."""
     worker.prepare_process()
-    one = study(100)
-    fleet = pack(one.runs)[0]
-    rate = statistics.median(worker.calibrate([run.model_dump() for run in fleet.runs], load) for _ in range(9))
-    return max(1, math.ceil(100 * seconds * rate / fleet.cost))
+    training = Training(pack(study(20).runs)[0], load("mnist1d"))
+    began = time.monotonic()
+    training.advance()
+    return max(1, math.ceil(20 * seconds / (time.monotonic() - began)))
 
 
 def timed(work: Study, executor: LocalExecutor | RayExecutor) -> tuple[float, dict[str, bytes]]:
@@ -75,11 +76,8 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=4)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    # Measuring a rate first would be timed with the study that happens to come first.
-    for executor_class in (LocalExecutor, RayExecutor):
-        executor_class.calibrate = lambda self, fleets: 1e4  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("TACIT_CACHE", cache)  # a benchmark leaves no rates behind
+        os.environ.setdefault("TACIT_CACHE", cache)
         load("mnist1d")
         work = study(epochs_for(given.fleet_seconds))
         print(f"{len(pack(work.runs))} fleets of {work.runs[0].epochs} epochs", file=sys.stderr)

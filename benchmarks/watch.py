@@ -1,15 +1,14 @@
 """How fast the live page of `tacit watch` is: up, after a row was written, and with 2,000 rows.
 
     python benchmarks/watch.py                    # about a minute; writes benchmarks/results/watch.json
-    python benchmarks/watch.py --running FOLDER   # how late the page sees what a running study writes, for 60 s
 
-A `tacit watch` of its own is started for every folder and asked as the page asks it: once a second for what is new.
-Rows are made up. A refresh is one reading of the folder plus one answer.
+A `tacit watch` of its own is started for every folder and asked as the page asks it, once a second. Rows are made up.
+`benchmarks/results/watch.json` was measured when the server kept what it had read in threads of its own, and sent only
+what was new.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from tacit._provenance import provenance
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet
-from tacit.watch.observer import Observer
 from tacit.watch.page import watch_page
+from tacit.watch.state import FolderState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from chromium import BROWSERS, evaluate
@@ -44,11 +43,10 @@ POLL = 1.0  # the page asks once a second
 RUN = "from tacit.cli import main; main()"
 
 
-def ask(address: str, state: dict[str, Any] | None = None) -> tuple[dict[str, Any], int]:
-    query = f"?since={state['instance']}-{state['version']}" if state else ""
-    with urllib.request.urlopen(f"{address}state{query}", timeout=60) as answer:
-        content = answer.read()
-    return json.loads(content), len(content)
+def ask(address: str) -> bytes:
+    with urllib.request.urlopen(f"{address}state?test_accuracy", timeout=60) as answer:
+        content: bytes = answer.read()
+    return content
 
 
 @contextmanager
@@ -80,29 +78,21 @@ def folder_of(path: Path, *, runs_per_fleet: int) -> tuple[ResultsFolder, list[F
     return folder, fleets[-WRITTEN:]
 
 
-def finished_runs(state: dict[str, Any]) -> int | None:
-    found = [item["finished"] for name, item in state["items"].items() if name.startswith("study ")]
-    return sum(found) if found else None
-
-
-def latencies(folder: ResultsFolder, fleets: list[Fleet], address: str, state: dict[str, Any]) -> list[float]:
+def latencies(folder: ResultsFolder, fleets: list[Fleet], address: str) -> list[float]:
     """Seconds from the moment the rows of a fleet are on the disk until a client that asks once a second has them."""
     found = []
     with folder.locked():
         for fleet in fleets:
+            before = json.loads(ask(address))["folders"][0]["left"]
             finish(folder, fleet)
             written = time.perf_counter()
-            while True:
+            while json.loads(ask(address))["folders"][0]["left"] == before:
                 time.sleep(POLL)
-                news, _ = ask(address, state)
-                state = {**state, "version": news["version"], "instance": news["instance"]}
-                if finished_runs(news) is not None:
-                    found.append(time.perf_counter() - written)
-                    break
+            found.append(time.perf_counter() - written)
     return found
 
 
-def milliseconds(work: Any, *, repeats: int = 5) -> list[float]:
+def milliseconds(work: Callable[[], object], *, repeats: int = 5) -> list[float]:
     found = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -114,109 +104,55 @@ def milliseconds(work: Any, *, repeats: int = 5) -> list[float]:
 def measure(path: Path, *, runs_per_fleet: int) -> dict[str, Any]:
     folder, left = folder_of(path, runs_per_fleet=runs_per_fleet)
     with watching(path) as (address, page_up):
-        began = time.perf_counter()
-        state, size = ask(address)
-        first_state = time.perf_counter() - began
-        whole = milliseconds(lambda: ask(address))
-        time.sleep(5)  # the verdicts of the first rows
-        state, size = ask(address)
-        news = milliseconds(lambda: ask(address, state))
-        seconds = latencies(folder, left[:-3], address, state)
-    observer = Observer(path)
-    first_read = milliseconds(observer.read, repeats=1)
-    unchanged = milliseconds(observer.read)
-    changed, busy = [], []
+        first_answer = milliseconds(lambda: ask(address), repeats=1)
+        kept_answer = milliseconds(lambda: ask(address))
+        seconds = latencies(folder, left[:-3], address)
+    state = FolderState(path)
+    first_read = milliseconds(lambda: state.progress("test_accuracy"), repeats=1)
+    unchanged = milliseconds(lambda: state.progress("test_accuracy"))
+    changed = []
     for fleet in left[-3:]:
         with folder.locked():
             finish(folder, fleet)
-        began = time.process_time()
-        changed += milliseconds(observer.read, repeats=1)
-        busy.append(1000 * (time.process_time() - began))
-    observer.read()
-    judge = milliseconds(observer.judge, repeats=1)
-    page = in_browser(observer, path.parent)
+        changed += milliseconds(lambda: state.progress("test_accuracy"), repeats=1)
     return {
         "rows": ROWS,
         "fleets": ROWS // runs_per_fleet,
         "page_up_s": round(page_up, 2),
-        "first_state_s": round(first_state, 2),
-        "whole_state_bytes": size,
-        "answer_whole_ms": rounded(whole),
-        "answer_new_ms": rounded(news),
+        "answer_bytes": len(ask_state(state)),
+        "answer_first_ms": rounded(first_answer),
+        "answer_kept_ms": rounded(kept_answer),
         "read_first_ms": rounded(first_read),
         "read_unchanged_ms": rounded(unchanged),
         "read_after_a_fleet_ms": rounded(changed),
-        "read_after_a_fleet_cpu_ms": rounded(busy),  # the same on a machine that others use
-        "refresh_ms": round(max(changed) + max(news), 1),  # the worst reading with something new, and the worst answer
-        "verdicts_ms": rounded(judge),  # in a thread of their own: no answer waits for them
+        "verdicts_ms": rounded(milliseconds(state.figures, repeats=1)),  # another question: progress does not wait
         "update_latency_s": rounded(seconds),
-        "browser": page,
+        "browser_ms": in_browser(state, path.parent),
     }
 
 
-BROWSER = """(() => {
-  const whole = ANSWER;
-  const timed = (work) => { const began = performance.now(); work(); return performance.now() - began; };
-  const first = timed(() => apply(whole));
-  const names = Object.keys(whole.items);
-  const study = names.find((name) => name.startsWith("study "));
-  const news = names.filter((name) => name.startsWith("fleet ")).slice(0, 5).map((name) => {
-    const items = { [name]: { ...whole.items[name] }, [study]: whole.items[study] };
-    return timed(() => { apply({ ...whole, whole: false, items }); drawStudy(views.get(study), whole.items[study]); });
-  });
-  return { first, news };
-})()"""
+def ask_state(state: FolderState) -> str:
+    return json.dumps(state.progress("test_accuracy"))
 
 
-def in_browser(observer: Observer, folder: Path) -> dict[str, Any] | None:
-    """Milliseconds of the page's own work, in headless Chromium; None without one."""
+def in_browser(state: FolderState, folder: Path) -> dict[str, float] | None:
+    """Milliseconds of the page's own work for an answer, in headless Chromium; None without one."""
     if not any(map(shutil.which, BROWSERS)):
         return None
-    answer = observer.answer().replace("<", "\\u003c")
-    found = evaluate(watch_page(), BROWSER.replace("ANSWER", answer), folder)
-    return {"whole_ms": round(found["first"], 1), "one_fleet_and_all_curves_ms": rounded(found["news"])}
+    answer = ask_state(state).replace("<", "\\u003c")
+    script = f"""(() => {{
+      const answer = {answer};
+      const timed = () => {{ const began = performance.now(); showState(answer); return performance.now() - began; }};
+      return [timed(), timed(), timed()];
+    }})()"""
+    return rounded(evaluate(watch_page(), script, folder))
 
 
 def rounded(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 2), "largest": round(max(values), 2)}
 
 
-def follow(folder: Path, seconds: float) -> None:
-    """Compare when files of rows were written with when the page had them."""
-    seen: dict[Path, float] = {path: 0.0 for path in folder.rglob("rows.jsonl")}
-    with watching(folder) as (address, page_up):
-        print(f"page up in {page_up:.2f} s")
-        state, _ = ask(address)
-        end, late = time.monotonic() + seconds, []
-        known = {
-            name for name, item in state["items"].items() if name.startswith("fleet ") and item["state"] == "finished"
-        }
-        while time.monotonic() < end:
-            time.sleep(POLL)
-            news, _ = ask(address, state)
-            state = {**state, "version": news["version"], "instance": news["instance"]}
-            done = {
-                name
-                for name, item in news["items"].items()
-                if name.startswith("fleet ") and item["state"] == "finished"
-            }
-            for name in done - known:
-                (path,) = folder.rglob(f"fleets/{name.rsplit(' ', 1)[1]}/rows.jsonl")
-                if path not in seen:
-                    late.append(time.time() - path.stat().st_mtime)
-                    print(f"{path.parent.name}: on the page after {late[-1]:.2f} s")
-            known |= done
-    print(f"{len(late)} fleets, the latest after {max(late, default=0):.2f} s")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=Path, help="follow a folder that a study writes to")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    arguments = parser.parse_args()
-    if arguments.running is not None:
-        follow(arguments.running, arguments.seconds)
-        return
     with tempfile.TemporaryDirectory(prefix="tacit-watch-") as root:
         cases = {f"{size} runs per fleet": measure(Path(root) / str(size), runs_per_fleet=size) for size in (20, 1)}
     summary = {**cases, "load_average": round(os.getloadavg()[0], 1), **provenance()}

@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 import tacit
 from tacit._provenance import provenance
 from tacit._random import generator
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.cifar10 import CIFAR10
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.models import wide_resnet
@@ -40,7 +41,7 @@ from tacit.studies.train.training import Training
 
 BATCH_SIZE, DECAY, RATE, STRENGTH = 32, 5e-4, 2**-12, 2**-6
 TRAIN_SIZE = 4096
-FACTS = DATASETS["cifar10"]
+FACTS = CIFAR10.facts
 Turn = Callable[[], None]
 
 

@@ -10,22 +10,24 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "benchmarks" / "results" / "bench.json"
-ADVICE = ROOT / "benchmarks" / "results" / "advice.json"
 LARGE_BATCH = ROOT / "benchmarks" / "results" / "large_batch.json"
 EDGE = ROOT / "benchmarks" / "results" / "edge.json"
 CHEAP = ROOT / "benchmarks" / "results" / "cheap_regularizers.json"
+RELATIVE = ROOT / "benchmarks" / "results" / "relative_models.json"
 MEASURE = ROOT / "benchmarks" / "results" / "measure.json"
 ZOO = ROOT / "benchmarks" / "results" / "zoo.json"
 ZOO_METHODS = ("auto", "gram", "double_backward", "FactoredSGD", "finite_difference")  # the stored run tried more
 WRN_UPDATE = ROOT / "benchmarks" / "results" / "wrn_update.json"
 RESULTS = ROOT / "docs" / "results"
-IMAGES = {
+OTHERS = {  # folders of docs/results beside MNIST-1D's MLP
+    "mnist1d-conv": "MNIST-1D, `conv1d`",
     "cifar10-small": "CIFAR-10, 1,024 images",
     "cifar10": "CIFAR-10, 4,096 images",
-    "fashion-mnist-small": "Fashion-MNIST",
+    "fashion-mnist-small": "Fashion-MNIST, 784-128³-10",
     "fashion-mnist": "Fashion-MNIST, 784-4096³-10",
 }
-CONVOLUTION = {"mnist1d-conv": "MNIST-1D, `conv1d`"}
+# Of the benchmarked models, those whose row is near that of the one before.
+NOT_SHOWN = ("mlp-4096-b16-momentum", "mlp-4096-b64", "mlp-1024-b16", "wrn-10-1-b32-channels-last")
 COLUMNS = ("naive double backward", "double_backward", "gram", "FactoredSGD", "finite_difference")
 # Products per linear layer, and whether the gradient is exact.
 METHODS = {
@@ -33,36 +35,6 @@ METHODS = {
     "gram": ("6 where rows are few, 9 elsewhere", "yes"),
     "double_backward": ("9", "yes"),
     "finite_difference": ("6 (9 with `central=True`)", "no"),
-}
-TASKS = {"mnist1d": "MNIST-1D", "fashion": "Fashion-MNIST"}
-ARMS = {
-    "small": "small batch, tuned rate",
-    "same": "same rate",
-    "epochs": "same rate, same epochs",
-    "linear": "linearly scaled rate",
-    "matched": "advised rate",
-    "penalty": "advised strength",
-}
-LARGE_BATCH_ARMS = {
-    "small": "small batch, tuned rate",
-    "same": "same rate",
-    "scaled": "scaled rate",
-    "matched": "advised rate",
-    "limited": "advised strength",
-    "limited-2": "advised strength, 40 more seeds",
-    "advised": "advised strength, no limit",
-    "searched": "searched strength",
-    "every-2": "advised strength, every 2nd step",
-    "every-4": "advised strength, every 4th step",
-    "every-8": "advised strength, every 8th step",
-    "held-4": "advised strength, every 4th step, held at the edge of one step",
-    "held-8": "advised strength, every 8th step, held at the edge of one step",
-    "micro-4x": "advised strength, micro-batches 4 times as large",
-    "whole-batch": "advised strength, no micro-batches",
-    "whole-4": "advised strength, no micro-batches, every 4th step",
-    "whole-8": "advised strength, no micro-batches, every 8th step",
-    "sam": "SAM, radius and rate tuned",
-    "sam-4": "SAM on every 4th step",
 }
 WAYS = {
     "factors": "the pass for Γ",
@@ -80,6 +52,8 @@ def costs() -> str:
         "| --- |" + " --- |" * len(COLUMNS),
     ]
     for model in json.loads(BENCH.read_text())["models"]:
+        if model["name"] in NOT_SHOWN:
+            continue
         rows = {row["step"]: row for row in model["rows"]}
         cells = []
         for name in COLUMNS:
@@ -93,7 +67,6 @@ def costs() -> str:
                 cell += f" ({row['peak_times_plain']:.2f})"
             cells.append(cell)
         lines.append(f"| {model['title']} | " + " | ".join(cells) + " |")
-    lines += ["", "Time, (memory) as multiples of plain. The last is an approximation, the others are exact."]
     return "\n".join(lines)
 
 
@@ -115,6 +88,38 @@ def cheap() -> str:
     return "\n".join(lines)
 
 
+def cheap_lines() -> str:
+    """What is recommended where a batch can be divided, with its price on two models."""
+    priced = json.loads(CHEAP.read_text())["threads"]["1"]
+    models = {"WRN-10-1, B=256, b=16": "WRN-10-1", "GPT-2 2x256, B=32, b=2": "a small GPT-2"}
+    prices = {
+        step: ", ".join(f"{priced[model][step]['median']:.2f} ({name})" for model, name in models.items())
+        for step in CHEAP_STEPS
+    }
+    sample, rows, whole = prices.values()
+    return "\n".join(
+        [
+            "| what you add | plain steps a step (CPU, one thread) |",
+            "| --- | --- |",
+            f"| the penalty of one drawn micro-batch: `GradientPenalty(…, micro_batch_size=b, sampled=1)` | {sample} |",
+            f"| SAM with its direction from b drawn rows: `SharpnessAware(…, sampled=b)` | {rows} |",
+            f"| SAM: `SharpnessAware(…)` | {whole} |",
+        ]
+    )
+
+
+def relative() -> str:
+    """What an untuned share does on public models, from benchmarks/zoo/relative.py."""
+    found = json.loads(RELATIVE.read_text())
+    runs = [run for model in found["models"].values() for way, run in model.items() if way != "plain"]
+    diverged = sum(run["diverged"] for run in runs)
+    return (
+        f"- Untuned, r = {found['ratio']}, on {len(found['models'])} public models, from the start and switched on "
+        f"late: {diverged} of {len(runs)} penalised runs diverge\n  in {found['steps']} steps "
+        "(`benchmarks/zoo/relative.py`)."
+    )
+
+
 def methods() -> str:
     """One row per method: what it computes, and its stored peak memory on the paper's MLP."""
     (model,) = (model for model in json.loads(BENCH.read_text())["models"] if model["name"] == "mlp-4096-b16")
@@ -127,49 +132,33 @@ def methods() -> str:
     return "\n".join(lines)
 
 
-def verdicts(regime: str = "figures") -> str:
-    """One row per figure: what the paper says, what was seen, the number with its interval, the verdict."""
-    lines = ["| figure | the claim | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
-    for figure in _figures("mnist1d", regime):
-        verdict = figure["verdict"]
-        outcome = f"**{verdict['outcome']}** {verdict['advice']}".strip()
-        lines.append(_row([figure["figure"], verdict["claim"], verdict["seen"], _number(verdict), outcome]))
-    return "\n".join(lines)
-
-
 def verdict_lines() -> str:
-    """One short line per claim: the verdict in the paper's regime and, where it was tried, without augmentation."""
-    lines = ["| figure | what it shows | with augmentation | without |", "| --- | --- | --- | --- |"]
-    beside = {figure["figure"]: figure["verdict"]["outcome"] for figure in _figures("mnist1d", "beside")}
+    """One line per claim: its number, and the verdict in the paper's regime and, where it was tried, without shifts."""
+    lines = ["| figure | what it shows | number | with augmentation | without |", "| --- | --- | --- | --- | --- |"]
+    beside = {figure["figure"]: figure["verdict"] for figure in _figures("mnist1d", "beside")}
     for figure in _figures("mnist1d"):
-        id = figure["figure"]
-        lines.append(_row([id, figure["title"], f"**{figure['verdict']['outcome']}**", beside.get(id, "")]))
+        id, verdict = figure["figure"], figure["verdict"]
+        without = _outcome(beside[id]) if id in beside else ""
+        unit = re.sub(r"= distance at equal (\S+) over that at equal", r"distance at \1 over that at", verdict["unit"])
+        lines.append(_row([id, figure["title"], unit.removeprefix("= "), _outcome(verdict), without]))
     return "\n".join(lines)
 
 
-def verdicts_without_claims(folders: dict[str, str]) -> str:
-    """The same without the claims, which stand in the table above, for other data and models."""
-    lines = ["| data | figure | seen here | number [95 %] | verdict |", "| --- | --- | --- | --- | --- |"]
-    for folder, title in folders.items():
-        for figure in _figures(folder):
-            verdict = figure["verdict"]
-            outcome = f"**{verdict['outcome']}** {verdict['advice']}".strip()
-            lines.append(_row([title, figure["figure"], verdict["seen"], _number(verdict), outcome]))
+def verdicts_elsewhere() -> str:
+    """A line per figure, a column per other model and data; below them what the columns rest on."""
+    columns = [{figure["figure"]: figure["verdict"] for figure in _figures(folder)} for folder in OTHERS]
+    stored = [json.loads((RESULTS / folder / "results.json").read_text()) for folder in OTHERS]
+    lines = [_row(["figure", *OTHERS.values()]), _row(["---"] * (len(OTHERS) + 1))]
+    for id in sorted(set().union(*columns)):
+        lines.append(_row([id, *(_outcome(column[id]) if id in column else "" for column in columns)]))
+    lines.append(_row(["runs", *(f"{each['runs']:,}" for each in stored)]))
+    minutes = [float(each["environment"]["training"].removesuffix(" core-minutes")) for each in stored]
+    lines.append(_row(["core-hours", *(f"{each / 60:.1f}" for each in minutes)]))
     return "\n".join(lines)
 
 
-def costs_on_images() -> str:
-    """What each figure on real images rests on, and what it cost."""
-    lines = [
-        "| data | figure | training images | length | seeds | runs | core-hours |",
-        "| --- | --- | ---: | --- | --- | ---: | ---: |",
-    ]
-    for folder, title in IMAGES.items():
-        for figure in _figures(folder):
-            cut = {name: here for name, (here, _) in figure["not_as_in_the_paper"].items()}
-            cells = [cut["training examples N"], cut["length"], cut["runs per point"], str(figure["runs"])]
-            lines.append(_row([title, figure["figure"], *cells, f"{figure['core_minutes'] / 60:.2f}"]))
-    return "\n".join(lines)
+def _outcome(verdict: dict[str, Any]) -> str:
+    return f"**{verdict['outcome']}** {_number(verdict)}".strip()
 
 
 def _figures(folder: str, regime: str = "figures") -> list[dict[str, Any]]:
@@ -180,74 +169,16 @@ def _figures(folder: str, regime: str = "figures") -> list[dict[str, Any]]:
 def _number(verdict: dict[str, Any]) -> str:
     if verdict["number"] is None:
         return ""
-    if verdict["number"][0] is None:
-        return "no number"
     value, low, high = verdict["number"]
+    if value is None:
+        return "no number"
     if low is None and high is None:
-        ends = "(no bounded interval)"
-    else:
-        ends = f"[{'−∞' if low is None else f'{low:.2f}'}, {'∞' if high is None else f'{high:.2f}'}]"
-    return f"{value:.2f} {ends} {verdict['unit']}"
+        return f"{value:.2f} (no bounded interval)"
+    return f"{value:.2f} [{'−∞' if low is None else f'{low:.2f}'}, {'∞' if high is None else f'{high:.2f}'}]"
 
 
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def advice_in_full(task: str) -> str:
-    """One task: also updates, the best test accuracy seen on the way, and training accuracy."""
-    found = _advice()[task]
-    lines = [
-        "| way | B | ε | λ | updates | at the end | best seen | minus small | training | diverged |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for arm, entry in found["arms"].items():
-        difference = "" if arm == "small" else _points(entry["final_minus_small"])
-        cells = [ARMS[arm], *_settings(entry), str(entry["updates"]), _percent(entry["final_test_accuracy"])]
-        cells += [_percent(entry["best_test_accuracy"]), difference, f"{100 * entry['final_train_accuracy'][0]:.1f}"]
-        lines.append("| " + " | ".join([*cells, _diverged(entry, found)]) + " |")
-    return "\n".join(lines)
-
-
-def _advice() -> dict[str, Any]:
-    return json.loads(ADVICE.read_text())
-
-
-def _settings(entry: dict[str, Any]) -> list[str]:
-    return [str(entry["batch_size"]), f"{entry['learning_rate']:.4g}", f"{entry['strength'] or 0:.4g}"]
-
-
-def _percent(found: list[float]) -> str:
-    mean, low, high = (100 * min(max(number, 0.0), 1.0) for number in found)  # Student's intervals know no bounds
-    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def _points(found: list[float]) -> str:
-    mean, low, high = (f"{100 * number:.1f}".replace("-", "−") for number in found)
-    return f"{mean} [{low}, {high}]"
-
-
-def _diverged(entry: dict[str, Any], found: dict[str, Any]) -> str:
-    return f"{entry['diverged']} of {len(found['seeds'])}"
-
-
-def large_batch() -> str:
-    """Every task and optimizer of benchmarks/advice.py: one row per way, what was lost above it."""
-    if not LARGE_BATCH.exists():
-        return "Not recorded yet: `python benchmarks/advice.py --task mnist1d`."
-    parts = []
-    for name, found in _large_batch().items():
-        seeds = len(found["seeds"])
-        parts += [f"**{name}**, {seeds} seeds; lost {_points(found['lost'])} points.", ""]
-        parts += [
-            "| way | B | ε | λ or ρ | equal updates | equal epochs | equal time | price | won back | diverged |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        for arm, words in LARGE_BATCH_ARMS.items():
-            if arm in found["arms"]:
-                parts.append(_large_batch_row(_way(words, found), found["arms"][arm]))
-        parts.append("")
-    return "\n".join(parts).rstrip()
 
 
 def large_batch_lines() -> str:
@@ -255,17 +186,13 @@ def large_batch_lines() -> str:
     ways = {"small": "small batch", "same": "same rate", "scaled": "rate scaled with B", "limited": "advised strength",
             "sam": "SAM, tuned"}  # fmt: skip
     lines = [
-        f"| task | updates | epochs | {' | '.join(ways.values())} |",
-        f"|{' --- |' * (3 + len(ways))}",
+        f"| task | {' | '.join(ways.values())} |",
+        f"|{' --- |' * (1 + len(ways))}",
     ]
     for name, found in _large_batch().items():
         arms = dict(found["arms"])
         small, large = arms["small"], arms["same"]
-        cells = [
-            f"{name}, B {small['batch_size']} → {large['batch_size']}",
-            f"{large['updates']:,}",
-            f"{small['epochs']:.0f} → {large['epochs']:.0f}",
-        ]
+        cells = [f"{name}, {small['batch_size']} → {large['batch_size']}"]
         for way in ways:
             entry = arms.get("searched") if way == "limited" and way not in arms else arms.get(way)
             price = "" if entry is None or way == "small" or entry["price"] is None else f" ({entry['price']:.1f})"
@@ -284,55 +211,29 @@ def _large_batch() -> dict[str, Any]:
     return {name: found for name, found in json.loads(LARGE_BATCH.read_text()).items() if name != "provenance"}
 
 
-def _way(words: str, found: dict[str, Any]) -> str:
-    """Where no strength is advised (AdamW), the rows of cheaper settings have the searched one."""
-    return words if "advised" in found["arms"] else words.replace("advised strength", "searched strength")
-
-
-def _large_batch_row(words: str, entry: dict[str, Any]) -> str:
-    amount = entry["strength"] or entry["radius"] or 0
-    cells = [words, str(entry["batch_size"]), f"{entry['learning_rate']:.4g}", f"{amount:.3g}"]
-    times = [entry.get(key) for key in ("equal_updates", "equal_epochs", "equal_time")]
-    cells += ["" if found is None else _percent(found) for found in times]
-    cells.append("" if entry["price"] is None else f"{entry['price']:.2f}")
-    verdict = entry.get("verdict")
-    share = f"{100 * entry['won_back']:.0f} %, " if "won_back" in entry else ""
-    kept = f"; keeps {100 * entry['kept']:.0f} % of the gain" if "kept" in entry else ""
-    cells.append("" if verdict is None else f"{share}{verdict['claim']}: {verdict['outcome']}{kept}")
-    return _row([*cells, f"{entry['diverged']} of {entry['seeds']}"])
-
-
 def edge() -> str:
-    """Agreement of the predicted edge with what was seen, from benchmarks/edge.py."""
-    lines = [
-        "| task | λ_max | scatter s | settings | prediction and sight agree | farther than 1.5 from the edge | agree |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, task in json.loads(EDGE.read_text())["tasks"].items():
-        found = task["agreement"]
-        cells = [name, f"{task['largest_eigenvalue']:.3g}", f"{task['curvature_spread']:.2f}", str(found["settings"])]
-        cells += [f"{100 * found['all']:.0f} %", str(found["clear_settings"]), f"{100 * found['clear']:.0f} %"]
-        lines.append(_row(cells))
-    return "\n".join([*lines, "", *_edge_errors()])
-
-
-def _edge_errors() -> list[str]:
-    """In which direction the edge errs: unstable where a strength would be advised, stable where it would not."""
+    """Where the predicted edge errs, from benchmarks/edge.py: unstable where λ is advised, stable where it is not."""
     from tacit.advice.matching import SHARE_OF_EDGE
 
     lines = [
-        f"| task | β | λ at most {SHARE_OF_EDGE:g} λ\\*, as advised: seen unstable | λ above λ\\*: seen stable |",
-        "| --- | --- | --- | --- |",
+        "| task | β | predicted and seen agree | farther than 1.5 from the edge | "
+        f"unstable at λ ≤ {SHARE_OF_EDGE:g} λ\\*, as advised | stable at λ > λ\\* |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, task in json.loads(EDGE.read_text())["tasks"].items():
+        found = task["agreement"]
+        agree = [f"{100 * found['all']:.0f} % of {found['settings']}",
+                 f"{100 * found['clear']:.0f} % of {found['clear_settings']}"]  # fmt: skip
         for beta in sorted({row["momentum"] for row in task["rows"]}):
             rows = [(row["strength"] / row["largest_stable_strength"], row["seen_unstable"]) for row in task["rows"]
                     if row["momentum"] == beta]  # fmt: skip
             slack = 1e-9  # the grid has the share itself, up to rounding
             below = [unstable for share, unstable in rows if share <= SHARE_OF_EDGE + slack]
             above = [not unstable for share, unstable in rows if share > 1 + slack]
-            lines.append(_row([name, f"{beta:g}", f"{sum(below)} of {len(below)}", f"{sum(above)} of {len(above)}"]))
-    return lines
+            cells = [f"{sum(below)} of {len(below)}", f"{sum(above)} of {len(above)}"]
+            lines.append(_row([name if agree[0] else "", f"{beta:g}", *agree, *cells]))
+            agree = ["", ""]  # over both β
+    return "\n".join(lines)
 
 
 def measuring() -> str:
@@ -428,19 +329,13 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"benefit": benefit, "rivals": rivals, "exact": exact},
     "docs/results.md": {
         "claims": verdict_lines,
-        "verdicts": verdicts,
-        "interpolating": lambda: verdicts("beside"),
-        "convolution": lambda: verdicts_without_claims(CONVOLUTION),
-        "images": lambda: verdicts_without_claims(IMAGES),
-        "image-costs": costs_on_images,
+        "elsewhere": verdicts_elsewhere,
+        "large-batch-lines": large_batch_lines,
+        "edge": edge,
     },
     "docs/choosing-a-method.md": {"methods": methods, "costs": costs, "cheap": cheap},
-    "docs/diagnostics.md": {
-        "measuring": measuring,
-        "advice-mnist1d": lambda: advice_in_full("mnist1d"),
-        "advice-fashion": lambda: advice_in_full("fashion"),
-    },
-    "docs/large-batch.md": {"large-batch-lines": large_batch_lines, "large-batch": large_batch, "edge": edge},
+    "docs/large-batch.md": {"cheap-lines": cheap_lines, "relative": relative},
+    "docs/diagnostics.md": {"measuring": measuring},
     "studies/cifar10/README.md": {"wrn-updates": wrn_updates, "wrn-processes": wrn_processes},
 }
 

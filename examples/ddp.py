@@ -8,12 +8,12 @@ import sys
 
 import torch
 import torch.distributed as dist
+from mnist1d.data import get_dataset_args, make_dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.studies.data.load import load
 
 BATCH_SIZE, LEARNING_RATE, STRENGTH = 32, 2**-3, 2**-2  # the batch of all workers together
 
@@ -36,9 +36,9 @@ def check(x: Tensor, y: Tensor, part: Tensor) -> float:
 def main(epochs: int = 20) -> None:
     part = torch.arange(BATCH_SIZE).chunk(dist.get_world_size())[dist.get_rank()]  # this worker's rows of each batch
     say = print if dist.get_rank() == 0 else lambda *_: None
-    data = load("mnist1d")
-    x, test_x = torch.from_numpy(data.train_inputs[:1024]), torch.from_numpy(data.test_inputs)
-    y, test_y = torch.from_numpy(data.train_targets[:1024]), torch.from_numpy(data.test_targets)
+    data = make_dataset(get_dataset_args())  # MNIST-1D, made here: nothing is downloaded
+    x, test_x = torch.tensor(data["x"][:1024]).float(), torch.tensor(data["x_test"]).float()
+    y, test_y = torch.tensor(data["y"][:1024]), torch.tensor(data["y_test"])
     apart = check(x[:BATCH_SIZE].double(), y[:BATCH_SIZE], part)
     say(f"{dist.get_world_size()} workers against micro-batches on one device: relative difference {apart:.1e}")
     for strength in (0.0, STRENGTH):

@@ -7,17 +7,17 @@ import tempfile
 
 import torch
 from accelerate import Accelerator
+from mnist1d.data import get_dataset_args, make_dataset
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import tacit
-from tacit.studies.data.load import load
 
 
 def main() -> None:
-    data = load("mnist1d")
-    train = TensorDataset(torch.from_numpy(data.train_inputs[:1024]), torch.from_numpy(data.train_targets[:1024]))
+    data = make_dataset(get_dataset_args())  # MNIST-1D, made here: nothing is downloaded
+    train = TensorDataset(torch.tensor(data["x"][:1024]).float(), torch.tensor(data["y"][:1024]))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-3)

@@ -5,12 +5,12 @@ python examples/train_with_lightning.py        (pip install '.[lightning]')
 
 import lightning.pytorch as pl
 import torch
+from mnist1d.data import get_dataset_args, make_dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import tacit.lightning
-from tacit.studies.data.load import load
 
 
 class Classifier(pl.LightningModule):
@@ -31,9 +31,9 @@ class Classifier(pl.LightningModule):
 
 
 def main() -> None:
-    data = load("mnist1d")
-    train = TensorDataset(torch.from_numpy(data.train_inputs[:1024]), torch.from_numpy(data.train_targets[:1024]))
-    test = TensorDataset(torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_targets))
+    data = make_dataset(get_dataset_args())  # MNIST-1D, made here: nothing is downloaded
+    train = TensorDataset(torch.tensor(data["x"][:1024]).float(), torch.tensor(data["y"][:1024]))
+    test = TensorDataset(torch.tensor(data["x_test"]).float(), torch.tensor(data["y_test"]))
     pl.seed_everything(0, verbose=False)
     trainer = pl.Trainer(
         max_epochs=5,

@@ -9,11 +9,10 @@ from typing import Any
 
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
-from tacit.studies.execute.executor import FleetTask, MessageHandler
-from tacit.studies.execute.wire import Message
-from tacit.studies.runner import Watcher
+from tacit.studies.execute.executor import Event, Executor, FleetTask, MessageHandler, Worker
+from tacit.studies.execute.messages import Message
+from tacit.studies.progress import Watcher
 from tacit.studies.train.checkpoint import DamagedCheckpointError
-from tacit.studies.train.packing import Fleet
 from tacit.studies.train.training import Training
 
 
@@ -24,12 +23,11 @@ def study(**fixed: Any) -> Study:
     return parse_study({"name": "small", "fixed": small, "grid": grid})
 
 
-class InProcess:
+class InProcess(Executor):
     """An executor without processes, with a checkpoint every few minibatches: a way to die at exact places."""
 
-    workers, local_cores = 2, True
-
     def __init__(self, data: Data, *, checkpoint_every: int = 8) -> None:
+        super().__init__(workers=1)
         self.data, self.checkpoint_every = data, checkpoint_every
 
     def run(self, tasks: Sequence[FleetTask], watch: MessageHandler) -> None:
@@ -49,11 +47,11 @@ class InProcess:
                 watch(task.fleet, Message("weights", {"run": run}, content))
             watch(task.fleet, Message("rows", {"rows": training.rows(), "seconds": 0.1}))
 
-    def calibrate(self, fleets: Sequence[Fleet]) -> float:
-        return 1e4
+    def _start(self) -> Worker:
+        raise NotImplementedError("it has no workers")
 
-    def close(self) -> None:
-        pass
+    def _receive(self) -> list[tuple[Worker, Event]]:
+        raise NotImplementedError("it has no workers")
 
 
 class Listener(Watcher):

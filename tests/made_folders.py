@@ -55,10 +55,10 @@ def finish(folder: ResultsFolder, fleet: Fleet, *, diverged: int = 0, seconds: f
     folder.write_rows(fleet.id, rows, meta=meta)
 
 
-def train_a_part(folder: ResultsFolder, fleet: Fleet, done: float) -> None:
+def train_a_part(folder: ResultsFolder, fleet: Fleet, done: float, *, cpu_seconds: float = 0.0) -> None:
     """A checkpoint as a worker sends it, with the histories so far."""
     count = round(done * fleet.runs[0].evaluations)
-    state = {"done": done, "history": [history_of(run, count) for run in fleet.runs]}
+    state = {"done": done, "cpu_seconds": cpu_seconds, "history": [history_of(run, count) for run in fleet.runs]}
     folder.begin(fleet.id)
     folder.write_checkpoint(fleet.id, checkpoint.encode({"0000": np.zeros(100, dtype="float32")}, state))
 

@@ -25,6 +25,14 @@ class Case:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def strength(self) -> float:
+        return self.options.get("strength", 0.0)
+
+    @property
+    def step(self) -> edges.Step:
+        return edges.Step(**{name: value for name, value in self.options.items() if name != "strength"})
+
 
 CASES = [
     Case("plain"),
@@ -66,14 +74,14 @@ def growth_on_quadratic(rate: float, curvatures: list[float], options: dict[str,
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_quadratic_is_stable_just_below_the_largest_curvature_and_not_just_above(case: Case) -> None:
-    edge = edges.largest_stable_curvature(0.2, **case.options)
+    edge = edges.largest_stable_curvature(0.2, strength=case.strength, step=case.step)
     assert growth_on_quadratic(0.2, [edge * (1 - MARGIN)], case.options) < 0
     assert growth_on_quadratic(0.2, [edge * (1 + MARGIN)], case.options) > 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_quadratic_is_stable_just_below_the_largest_rate_and_not_just_above(case: Case) -> None:
-    edge = edges.largest_stable_learning_rate(3.0, **case.options)
+    edge = edges.largest_stable_learning_rate(3.0, strength=case.strength, step=case.step)
     assert growth_on_quadratic(edge * (1 - MARGIN), [3.0], case.options) < 0
     assert growth_on_quadratic(edge * (1 + MARGIN), [3.0], case.options) > 0
 
@@ -81,7 +89,7 @@ def test_a_quadratic_is_stable_just_below_the_largest_rate_and_not_just_above(ca
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_quadratic_is_stable_just_below_the_largest_strength_and_not_just_above(case: Case) -> None:
     others = {name: value for name, value in case.options.items() if name != "strength"}
-    edge = edges.largest_stable_strength(0.3, 3.0, **others)
+    edge = edges.largest_stable_strength(0.3, 3.0, step=case.step)
     assert edge > 0
     # The penalty is only part of the step, so one per cent of it moves the step by less: take five.
     assert growth_on_quadratic(0.3, [3.0], {**others, "strength": edge * 0.95}) < 0
@@ -90,11 +98,11 @@ def test_a_quadratic_is_stable_just_below_the_largest_strength_and_not_just_abov
 
 def test_micro_batches_of_different_curvature_lower_the_edge() -> None:
     # Curvatures 1 and 5: mean 3, standard deviation 2. The penalty sees the mean of the squares, 13 and not 9.
-    spread = 2 / 3
-    strength = edges.largest_stable_strength(0.3, 3.0, curvature_spread=spread)
+    step = edges.Step(curvature_spread=2 / 3)
+    strength = edges.largest_stable_strength(0.3, 3.0, step=step)
     assert strength < edges.largest_stable_strength(0.3, 3.0)
-    rate = edges.largest_stable_learning_rate(3.0, strength=0.4, curvature_spread=spread)
-    curvature = edges.largest_stable_curvature(rate, strength=0.4, curvature_spread=spread)
+    rate = edges.largest_stable_learning_rate(3.0, strength=0.4, step=step)
+    curvature = edges.largest_stable_curvature(rate, strength=0.4, step=step)
     assert curvature == pytest.approx(3.0, rel=1e-12)
     for factor, sign in ((0.98, -1), (1.02, 1)):
         assert sign * growth_on_quadratic(rate * factor, [1.0, 5.0], {"strength": 0.4}) > 0
@@ -143,7 +151,7 @@ def test_training_a_network_returns_to_its_minimum_just_below_the_edge_and_leave
     case: Case, minimum: tuple[Landscape, torch.Tensor, float, torch.Tensor]
 ) -> None:
     scape, w, curvature, direction = minimum
-    edge = edges.largest_stable_learning_rate(curvature, **case.options)
+    edge = edges.largest_stable_learning_rate(curvature, strength=case.strength, step=case.step)
     # A displacement of 1e-6 along the sharpest direction: third derivatives change the curvature by about as much.
     start = w + 1e-6 * direction
     below, above = (distance_after(scape, w, start, edge * factor, case.options, steps=120) for factor in (0.97, 1.03))
@@ -177,7 +185,7 @@ def test_the_limits_are_those_of_the_eigenvalues_of_the_step() -> None:
 
 def test_a_step_that_is_unstable_without_a_penalty_has_no_stable_strength() -> None:
     assert edges.largest_stable_strength(1.0, 2.5) == 0.0
-    assert edges.largest_stable_curvature(1.0, weight_decay=2.5) == 0.0
+    assert edges.largest_stable_curvature(1.0, step=edges.Step(weight_decay=2.5)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tacit._errors import InputError
-from tacit._own_code import call, check_unchanged, import_function, source_hashes
+from tacit._own_code import call, call_for, check_unchanged, import_function, import_object, source_hashes
 
 
 @pytest.fixture
@@ -49,6 +49,20 @@ def test_a_file_that_hides_an_installed_module_is_refused(folder: Path) -> None:
         import_function("json:dumps")
 
 
+@pytest.mark.parametrize("name", ["own_module", "own_module:", ":f", "own_module:f:g", "own module:f"])
+def test_what_is_no_module_and_function_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(InputError, match="names no function of your own; expected module:function"):
+        import_function(name)
+
+
+def test_an_object_may_be_imported_and_what_a_function_returns_is_checked(folder: Path) -> None:
+    write(folder, "own_object_module.py", "value = 3\ndef f(): return value\n")
+    assert import_object("own_object_module:value") == 3
+    assert call_for("own_object_module:f", int, "a number") == 3
+    with pytest.raises(InputError, match="own_object_module:f returned a int; expected some text"):
+        call_for("own_object_module:f", str, "some text")
+
+
 def test_a_changed_file_is_noticed(folder: Path) -> None:
     write(folder, "own_changing_module.py", "def f(): return 1\n")
     hashes = source_hashes(["own_changing_module:f"])
@@ -62,7 +76,7 @@ def test_a_changed_file_is_noticed(folder: Path) -> None:
     ("text", "sentence"),
     [
         ("def g(): pass\n", "has no function f"),
-        ("f = 3\n", "has no function f"),
+        ("f = 3\n", "is a int; expected a function"),
         ("raise KeyError('x')\n", "cannot be imported: KeyError"),
         ("def f(): raise RuntimeError('no')\n", "raised RuntimeError: no"),
     ],

@@ -1,4 +1,4 @@
-"""docs/paper-scale.md has the costs and cuts that the study files have, and the numbers of the stored results."""
+"""docs/paper-scale.md has the costs that the study files have, and the numbers of the stored results."""
 
 from __future__ import annotations
 
@@ -15,6 +15,5 @@ def test_the_tables_are_those_of_the_study_files_and_of_the_stored_results() -> 
     page = (DOCS / "paper-scale.md").read_text()
     assert tables.filled(page) == page, "run: python docs/paper_tables.py"
     assert tables.costs() in page
-    assert tables.cuts() in page
-    for stored in (tables.steps, tables.figures, tables.simulation):
+    for stored in (tables.figures, tables.simulation):
         assert stored() in page

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.edges import largest_stable_strength, largest_stable_strength_sampled, sampling_factor
+from tacit.edges import Step, largest_stable_strength, largest_stable_strength_sampled, sampling_factor
 from tacit.penalty.strength import REMEMBERED
 
 RATE = 0.2
@@ -122,7 +122,7 @@ def test_all_micro_batches_have_the_edge_of_the_whole_penalty() -> None:
     mean, spread = np.mean(CURVATURES), np.std(CURVATURES) / np.mean(CURVATURES)
     for momentum in (0.0, 0.9):
         found = largest_stable_strength_sampled(RATE, CURVATURES, sampled=4, momentum=momentum)
-        whole = largest_stable_strength(RATE, float(mean), momentum=momentum, curvature_spread=float(spread))
+        whole = largest_stable_strength(RATE, float(mean), step=Step(momentum=momentum, curvature_spread=float(spread)))
         assert found == pytest.approx(whole, rel=1e-12)
 
 
@@ -171,7 +171,7 @@ def test_wrong_arguments_are_refused(call: Callable[[], float], words: str) -> N
 def test_the_recorded_predictions_are_those_of_this_formula_and_the_page_shows_them() -> None:
     root = Path(__file__).parents[1]
     found = json.loads((root / "benchmarks" / "results" / "sampled_edge.json").read_text())
-    page = (root / "docs" / "large-batch.md").read_text()
+    page = (root / "docs" / "results.md").read_text()
     for cell in found["cells"]:
         options = {"sampled": cell["sampled"], "momentum": cell["momentum"]}
         each = [
@@ -225,7 +225,7 @@ def growth_of_the_limit(curvatures: Sequence[float], strength: float, *, ratio: 
 
 
 def test_one_sharp_micro_batch_among_flat_ones_is_seen_too_late() -> None:
-    """The number that docs/large-batch.md quotes: 1.04 a step, where it is 74 without the limit."""
+    """The number that docs/results.md quotes: 1.04 a step, where it is 74 without the limit."""
     curvatures = (*[0.2] * 15, 6.0)
     strength = 100 * largest_stable_strength_sampled(RATE, curvatures, sampled=1)
     assert growth_of_the_limit(curvatures, strength, ratio=1.0) == pytest.approx(1.037, abs=0.005)

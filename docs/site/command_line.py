@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def commands() -> dict[str, Any]:
-    """Every command by its words, those of groups too: `tacit data verify`."""
+    """Every command by its words, those of groups too: `tacit data get`."""
     found: dict[str, Any] = {}
 
     def collect(words: str, command: Any) -> None:

@@ -39,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what is made: tutorials with their output, the command line, the gallery, the explorable pages, the log."""
+    """Adds what is made: tutorials with their output, the command line, the gallery, the explorable pages."""
     made: dict[str, str | bytes] = {
         "reference/command-line.md": command_line.page(),
         "gallery.md": gallery.page(),

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
-    "LOG.md": "log.md",
     "CONTRIBUTING.md": "contributing.md",
 }
 MADE_IN_THE_BUILD = frozenset(

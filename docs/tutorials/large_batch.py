@@ -17,15 +17,15 @@
 from textwrap import fill
 
 import torch
+from mnist1d.data import get_dataset_args, make_dataset
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit.studies.data.load import load
 
-data = load("mnist1d")
-inputs, targets = torch.from_numpy(data.train_inputs[:2048]), torch.from_numpy(data.train_targets[:2048])
-test_inputs, test_targets = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_targets)
+data = make_dataset(get_dataset_args())
+inputs, targets = torch.tensor(data["x"][:2048]).float(), torch.tensor(data["y"][:2048])
+test_inputs, test_targets = torch.tensor(data["x_test"]).float(), torch.tensor(data["y_test"])
 
 SMALL, LARGE, LEARNING_RATE, UPDATES = 16, 256, 0.125, 1500
 

@@ -12,19 +12,21 @@
 #
 # ## A study of the paper
 #
-# The study `rates` trains one network with many learning rates. It is in the package; `key=value` replaces what the
-# file says, here to make it short.
+# The study `rates` trains one network with many learning rates. It is in the package: `tacit studies copy` puts it into
+# the current folder. `key=value` replaces what the file says, here to make it short.
 
 # %%
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from tacit import studies
 from tacit.report import build_report, read_parts, write_page
-from tacit.studies.describe.library import find_study_file
 
-file = find_study_file(Path("mnist1d/quick/rates"))
+subprocess.run([sys.executable, "-m", "tacit", "studies", "copy", "mnist1d/quick/rates"], check=True)
+file = "rates.toml"
 short = ["dataset=mnist1d", "epochs=30", "evaluations=6", "seeds=0:2"]
 study = studies.load_study(file, overrides=short)
 print(study.question)
@@ -55,7 +57,7 @@ assert all(before[row["run"]] == row for row in rows if row["run"] in before)
 # %% [markdown]
 # ## Its figure
 #
-# `studies.records` gives the rows as flat dictionaries, `studies.table` as a DataFrame. Which learning rate is best
+# `studies.records` gives the rows as flat dictionaries, which `pandas.DataFrame` takes too. Which learning rate is best
 # on the training examples, and which on the test examples?
 
 # %%

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from weakref import WeakSet
 
@@ -9,25 +10,30 @@ from torch import Tensor
 
 
 class GradientSource:
-    """One penalty or optimizer. It says at each step what `.grad` of its parameters holds, or that it is plain."""
+    """One penalty or optimizer. It says what `.grad` of its parameters holds when that is no plain gradient."""
 
     def __init__(self) -> None:
         self.parameters: set[int] = set()  # by id: the owner of this object keeps them alive
-        self.content: str | None = None  # completes the sentence "the gradients …"
+        self.call = 0  # the number, among those of all sources, of the last call that put something else there
+        self.content = ""  # completes the sentence "the gradients …"
         _SOURCES.add(self)
 
     def owns(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = {id(parameter) for parameter in parameters}
 
+    def put(self, content: str) -> None:
+        self.call, self.content = next(_CALLS), content
+
 
 _SOURCES: WeakSet[GradientSource] = WeakSet()
+_CALLS = itertools.count(1)
 
 
-def content_since_last_question(parameters: Iterable[Tensor]) -> str | None:
-    """What the gradients of these parameters hold, if it is nothing plain; asking forgets it, once per step."""
+def last_call(parameters: Iterable[Tensor]) -> tuple[int, str]:
+    """The last call that put something else than a plain gradient into `.grad` of these parameters: number, content.
+
+    A reader compares the number with that at its last step: of several calls that add up to one gradient, each counts.
+    """
     wanted = {id(parameter) for parameter in parameters}
-    found = None
-    for source in _SOURCES:
-        if source.content is not None and not wanted.isdisjoint(source.parameters):
-            found, source.content = source.content, None
-    return found
+    found = [(source.call, source.content) for source in _SOURCES if not wanted.isdisjoint(source.parameters)]
+    return max(found, default=(0, ""))

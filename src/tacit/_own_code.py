@@ -1,4 +1,4 @@
-"""Functions of the user's own, named `module:function` in a study file.
+"""Functions and objects of the user's own, named `module:function` in a study file or on the command line.
 
 Their module is looked for in the current folder and on PYTHONPATH only, by its file: nothing is imported to find it.
 The SHA-256 of that file belongs to the run, so a changed function is another run.
@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tacit._errors import InputError
 
+T = TypeVar("T")
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -30,6 +31,8 @@ def is_own(name: object) -> bool:
 
 def source_file(name: str) -> Path:
     """The file of the module; InputError when it is neither in the current folder nor on PYTHONPATH."""
+    if not is_own(name):
+        raise InputError(f"{name!r} names no function of your own; expected module:function, such as mymodule:make.")
     module = name.partition(":")[0]
     inside = Path(*module.split("."))
     for root in _roots():
@@ -37,7 +40,7 @@ def source_file(name: str) -> Path:
             if path.is_file():
                 return path
     raise InputError(
-        f"{name}: there is no {inside.with_suffix('.py')} in the current folder or on PYTHONPATH; "
+        f"{name} cannot be imported: there is no {inside.with_suffix('.py')} in the current folder or on PYTHONPATH; "
         "own code is imported from there only. Change to its folder, or set PYTHONPATH."
     )
 
@@ -68,8 +71,16 @@ def check_unchanged(hashes: Mapping[str, str]) -> None:
 
 def import_function(name: str) -> Callable[..., Any]:
     """The function, imported from the file that `source_file` names."""
+    function = import_object(name)
+    if not callable(function):
+        raise InputError(f"{name} is a {type(function).__name__}; expected a function.")
+    return function  # type: ignore[no-any-return]
+
+
+def import_object(name: str) -> Any:
+    """The function or object, imported from the file that `source_file` names."""
     path = source_file(name)
-    module_name, _, function_name = name.partition(":")
+    module_name, _, object_name = name.partition(":")
     root = path.parents[len(module_name.split(".")) - (path.name != "__init__.py")]
     sys.path.insert(0, str(root))
     try:
@@ -81,10 +92,9 @@ def import_function(name: str) -> Callable[..., Any]:
     origin = getattr(module, "__file__", None)
     if origin is None or Path(origin).resolve() != path.resolve():
         raise InputError(f"{name}: Python already has a module {module_name} from {origin}; rename {path.name}.")
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise InputError(f"{name}: {path} has no function {function_name}.")
-    return function
+    if not hasattr(module, object_name):
+        raise InputError(f"{name} cannot be imported: {path} has no function {object_name}.")
+    return getattr(module, object_name)
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +104,14 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
     except Exception as error:
         raise InputError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def call_for(name: str, kind: type[T], words: str) -> T:
+    """What the function returns without arguments, which must be of this kind; `words` are the kind's name."""
+    made = call(name)
+    if not isinstance(made, kind):
+        raise InputError(f"{name} returned a {type(made).__name__}; expected {words}.")
+    return made
 
 
 def _roots() -> list[Path]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
@@ -37,49 +38,66 @@ def stability_limit(*, momentum: float = 0.0, nesterov: bool = False, inner_step
     return whole_number("inner_steps", inner_steps, at_least=1) * own
 
 
-def largest_stable_curvature(
-    learning_rate: float,
-    *,
-    strength: float = 0.0,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    inner_steps: int = 1,
-    weight_decay: float = 0.0,
-    weight_decay_penalized: bool = True,
-    curvature_spread: float = 0.0,
-) -> float:
+@dataclass(frozen=True)
+class Step:
+    """What a step's stability depends on besides its rate and its penalty, by the names of `torch.optim.SGD`.
+
+    `learning_rate` is everywhere the effective rate ε = nα when there are inner steps. Weight decay of the optimizer,
+    outside the norm of the penalty, is `weight_decay_penalized=False`.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    inner_steps: int = 1
+    weight_decay: float = 0.0
+    weight_decay_penalized: bool = True
+    curvature_spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        finite_number("weight_decay", self.weight_decay)
+        finite_number("curvature_spread", self.curvature_spread)
+
+    @property
+    def limit(self) -> float:
+        return stability_limit(momentum=self.momentum, nesterov=self.nesterov, inner_steps=self.inner_steps)
+
+    @property
+    def decay_inside(self) -> float:
+        """Weight decay inside the norm of the penalty."""
+        return self.weight_decay if self.weight_decay_penalized else 0.0
+
+    def gradient_coefficients(self, strength: float) -> tuple[float, float, float]:
+        """κ(h) = constant + linear·h + square·h², the gradient of the descended loss per unit of ω."""
+        strength, inside = finite_number("strength", strength), self.decay_inside
+        square = strength * (1 + self.curvature_spread**2) / 2
+        return self.weight_decay + strength * inside**2 / 2, 1 + strength * inside, square
+
+
+PLAIN = Step()
+
+
+def largest_stable_curvature(learning_rate: float, *, strength: float = 0.0, step: Step = PLAIN) -> float:
     """h*, the curvature at which the step stops contracting.
 
     plain 2/ε,   penalized (√(1 + 4λ/ε) − 1)/λ,   in general the root of ε κ(h) = `stability_limit`
 
-    It is 1.24/ε for λ = ε. `learning_rate` is the effective rate ε = nα when there are inner steps. Weight decay of the
-    optimizer, outside the norm of the penalty, is `weight_decay_penalized=False`. 0 if weight decay alone is unstable.
+    It is 1.24/ε for λ = ε. 0 if weight decay alone is unstable.
 
     >>> largest_stable_curvature(0.5), round(largest_stable_curvature(0.5, strength=0.5), 3)
     (4.0, 2.472)
+    >>> largest_stable_curvature(0.5, step=Step(momentum=0.5))
+    6.0
     """
     rate = finite_number("learning_rate", learning_rate, positive=True)
-    constant, linear, square = _gradient_coefficients(
-        strength, weight_decay, penalized=weight_decay_penalized, spread=curvature_spread
-    )
-    left = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps) / rate - constant
+    constant, linear, square = step.gradient_coefficients(strength)
+    left = step.limit / rate - constant
     if left <= 0:
         return 0.0
     # The positive root of square·h² + linear·h = left, in the form that does not cancel for a small square.
     return 2 * left / (linear + math.sqrt(linear**2 + 4 * square * left))
 
 
-def largest_stable_strength(
-    learning_rate: float,
-    curvature: float,
-    *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    inner_steps: int = 1,
-    weight_decay: float = 0.0,
-    weight_decay_penalized: bool = True,
-    curvature_spread: float = 0.0,
-) -> float:
+def largest_stable_strength(learning_rate: float, curvature: float, *, step: Step = PLAIN) -> float:
     """λ*, the strength of the penalty at which the step stops contracting along a direction of this curvature.
 
     plain (2/h)(2/(εh) − 1),   heavy ball (2/h)(2(1+β)/(εh) − 1)
@@ -92,37 +110,21 @@ def largest_stable_strength(
     """
     rate = finite_number("learning_rate", learning_rate, positive=True)
     h = finite_number("curvature", curvature, positive=True)
-    decay = finite_number("weight_decay", weight_decay)
-    spread = finite_number("curvature_spread", curvature_spread)
-    left = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps) / rate - h - decay
+    left = step.limit / rate - h - step.weight_decay
     if left <= 0:
         return 0.0
-    inside = h + decay if weight_decay_penalized else h
-    return 2 * left / (inside**2 + (spread * h) ** 2)
+    return 2 * left / ((h + step.decay_inside) ** 2 + (step.curvature_spread * h) ** 2)
 
 
-def largest_stable_learning_rate(
-    curvature: float,
-    *,
-    strength: float = 0.0,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    inner_steps: int = 1,
-    weight_decay: float = 0.0,
-    weight_decay_penalized: bool = True,
-    curvature_spread: float = 0.0,
-) -> float:
+def largest_stable_learning_rate(curvature: float, *, strength: float = 0.0, step: Step = PLAIN) -> float:
     """ε*, the learning rate at which the step stops contracting: `stability_limit` over κ(h).
 
     >>> largest_stable_learning_rate(4.0), largest_stable_learning_rate(4.0, strength=0.5)
     (0.5, 0.25)
     """
     h = finite_number("curvature", curvature, positive=True)
-    limit = stability_limit(momentum=momentum, nesterov=nesterov, inner_steps=inner_steps)
-    constant, linear, square = _gradient_coefficients(
-        strength, weight_decay, penalized=weight_decay_penalized, spread=curvature_spread
-    )
-    return limit / (constant + linear * h + square * h**2)
+    constant, linear, square = step.gradient_coefficients(strength)
+    return step.limit / (constant + linear * h + square * h**2)
 
 
 def sampling_factor(batches: int, sampled: int) -> float:
@@ -162,7 +164,7 @@ def largest_stable_strength_sampled(
     `squares` are hₖ² where they are measured apart: a Hessian Hₖ has vᵀHₖv and ‖Hₖv‖² along v, and the second is
     larger than the square of the first. For plain SGD the one direction bounds the edge of all from above: E M⊗M is
     symmetric, and its part along v⊗v is no more than its spectral radius. The whole matrices are in
-    `tacit.theory.largest_stable_sampled_strength`. Not for Nesterov.
+    `tacit.theory.sampled_penalty_edge`. Not for Nesterov.
 
     >>> round(largest_stable_strength_sampled(0.2, [0.5, 1.0, 2.0, 3.0], sampled=1), 2)
     2.76
@@ -196,16 +198,6 @@ def largest_stable_strength_sampled(
 def _real(name: str, value: float) -> float:
     """Finite; a micro-batch may be curved downwards."""
     return math.copysign(finite_number(name, abs(value)), value)
-
-
-def _gradient_coefficients(
-    strength: float, weight_decay: float, *, penalized: bool, spread: float
-) -> tuple[float, float, float]:
-    """κ(h) = constant + linear·h + square·h², the gradient of the descended loss per unit of ω."""
-    strength, decay = finite_number("strength", strength), finite_number("weight_decay", weight_decay)
-    spread = finite_number("curvature_spread", spread)
-    inside = decay if penalized else 0.0
-    return decay + strength * inside**2 / 2, 1 + strength * inside, strength * (1 + spread**2) / 2
 
 
 def _momentum(momentum: float) -> float:

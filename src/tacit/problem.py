@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit import _tree
 from tacit._errors import InputError
@@ -197,6 +198,38 @@ class Problem:
     def example_gradient(self, j: int, parameters: Mapping[str, Tensor] | None = None) -> Tree:
         """∇Cⱼ(ω)."""
         return torch.func.grad(self.example_loss, argnums=1)(j, self._or_own(parameters))
+
+    def gradient(self, examples: Tensor) -> Tree:
+        """The gradient of the mean loss over the given examples at the model's own values, by one backward pass.
+
+        Unlike the three above it takes models that `torch.func` refuses.
+        """
+        leaves = self._leaves()
+        return dict(zip(leaves, self._gradients(leaves, examples), strict=True))
+
+    def hessian_product(self, examples: Tensor, vector: Mapping[str, Tensor]) -> Tree:
+        """The Hessian of that loss times a vector, by two backward passes."""
+        leaves = self._leaves()
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
+            gradients = self._gradients(leaves, examples, create_graph=True)
+            along = _tree.total((g * vector[name]).sum() for g, name in zip(gradients, leaves, strict=True))
+            if not along.requires_grad:  # a linear loss
+                return _tree.map_tree(torch.zeros_like, self.parameters)
+            products = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, products, strict=True))
+
+    def _leaves(self) -> Tree:
+        return {name: value.detach().requires_grad_() for name, value in self.parameters.items()}
+
+    def _gradients(self, leaves: Tree, examples: Tensor, *, create_graph: bool = False) -> Sequence[Tensor]:
+        with torch.enable_grad():
+            loss = self.loss(leaves, examples)
+        if not loss.requires_grad:
+            raise InputError(
+                "the loss does not depend on the parameters in a way torch can differentiate; expected a loss of the "
+                "model's outputs without detach(), no_grad() or argmax()."
+            )
+        return torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
 
     def _or_own(self, parameters: Mapping[str, Tensor] | None) -> Tree:
         return self.parameters if parameters is None else dict(parameters)

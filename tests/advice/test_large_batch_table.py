@@ -38,14 +38,6 @@ def test_a_run_is_lost_that_diverged_or_ends_far_below_its_best(
     assert advice_table.is_lost({"test": test, "diverged": diverged}) == lost
 
 
-def test_where_nothing_is_advised_a_rarer_penalty_is_called_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    lines = __import__("readme_tables").large_batch().split("**mnist1d, adamw**")[1].split("**")[0]
-    sys.modules.pop("readme_tables")
-    assert "| searched strength, every 4th step |" in lines
-    assert "advised strength" not in lines
-
-
 @pytest.mark.parametrize(("stored", "number"), [({"value": 0.25, "low": 0.2, "high": 0.3}, 0.25), (0.25, 0.25)])
 def test_a_strength_is_read_from_rows_of_the_first_advices_and_of_todays(
     advice_table: Any, stored: object, number: float

@@ -31,9 +31,13 @@ def test_heavy_ball_has_the_modified_loss_of_the_theory(batches: int, beta: floa
 
 
 @pytest.mark.parametrize("batches", [3, 64, 1000])
-def test_the_closed_sum_is_the_sum(batches: int) -> None:
-    rho = losses.momentum_variance_factor(batches, 0.9)
-    assert regularizer_factors(1.0, batches=batches, momentum=0.9).noise == pytest.approx(10 * rho, rel=1e-9)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_factor_of_the_noise_is_the_mean_over_pairs_of_steps(batches: int, nesterov: bool) -> None:
+    """1 − βⁿ for two steps n apart, and one power of β more for Nesterov."""
+    apart = torch.arange(1, batches, dtype=torch.float64)
+    rho = ((batches - apart) * (1 - 0.9 ** (apart + nesterov))).sum() / (batches * (batches - 1) / 2)
+    found = regularizer_factors(1.0, batches=batches, momentum=0.9, nesterov=nesterov).noise
+    assert found == pytest.approx(10 * rho.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -48,38 +48,37 @@ def test_steps_between_penalised_ones_are_timed_as_they_run(
         rows.append(len(targets))
         return F.cross_entropy(outputs, targets)
 
-    def seconds(steps: list, *rest: object) -> list[float]:
-        found = []
-        for step in steps:
+    def timed(steps: dict, **options: object) -> dict:
+        found = {}
+        for name, step in steps.items():
             step()  # the first one also compares and checks
             rows.clear()
             step()
-            found.append(3.0 if rows == [256] else 9.0)
-        return [1.0, *found[1:]]
+            found[name] = [1.0 if not found else 3.0 if rows == [256] else 9.0]
+        return found
 
-    monkeypatch.setattr(price, "_fastest_seconds", seconds)
+    monkeypatch.setattr(price, "time_interleaved", timed)
     found = advice.price(nn.Linear(8, 3), loss_fn, *BATCH)
     by_every = {each.every: each.times_plain for each in found.settings if each.micro_batch_size == 16}
     assert by_every == {k: (9 + 3 * (k - 1)) / k for k in by_every}
     assert len(by_every) > 1
 
 
-def test_sampled_settings_have_the_same_strengths_and_stay_apart(advice: tacit.advice.Advice) -> None:
-    found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01, sampled=1)
-    strengths = {each.micro_batch_size: each.strength for each in found.settings if each.every == 1}
-    del strengths[256]  # a single micro-batch: there is nothing to draw
-    assert {each.micro_batch_size: each.strength for each in found.sampled} == strengths
-    assert {each.sampled for each in found.sampled} == {1}
-    assert {each.sampled for each in found.settings} == {None}
-    assert str(found).count("1 drawn of the micro-batches of ") == len(strengths)
-    assert "sampled" not in str(advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01))
-    with pytest.raises(tacit.InputError, match="sampled=0"):
-        advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, sampled=0)
+@pytest.mark.parametrize("sampled", [1, 4])
+def test_a_sampled_advice_is_priced_at_the_same_strength(advice: tacit.advice.Advice, sampled: int) -> None:
+    drawn = tacit.match(with_spectrum(seen(3.0, 500.0, eigenvalue=2.0), values=(0.0,)), **MOVE, sampled=sampled)
+    found = drawn.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01)
+    assert (found.advised.sampled, found.advised.every, found.advised.micro_batch_size) == (sampled, 1, 16)
+    assert found.advised.strength == drawn.strength == advice.strength
+    assert [each for each in found.settings if each.sampled] == [found.advised]
+    assert f"{sampled} drawn of the micro-batches of 16" in str(found)
+    assert "drawn" not in str(advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.01))
+    if sampled == 4:
+        with pytest.raises(tacit.InputError, match="64 examples; expected more than 4 micro-batches of 16"):
+            drawn.price(nn.Linear(8, 3), F.cross_entropy, BATCH[0][:64], BATCH[1][:64])
 
 
-def test_a_sampled_setting_has_the_time_of_its_own_steps(
-    advice: tacit.advice.Advice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampled_setting_has_the_time_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that shows so many seconds as rows went through the loss; plain: 256."""
     rows: list[int] = []
 
@@ -87,19 +86,22 @@ def test_a_sampled_setting_has_the_time_of_its_own_steps(
         rows.append(len(targets))
         return F.cross_entropy(outputs, targets)
 
-    def seconds(steps: list, *rest: object) -> list[float]:
-        found = []
-        for step in steps:
+    def timed(steps: dict, **options: object) -> dict:
+        found = {}
+        for name, step in steps.items():
             step()  # the first one also compares and checks
             rows.clear()
             step()
-            found.append(float(sum(rows)))
+            found[name] = [float(sum(rows))]
         return found
 
-    monkeypatch.setattr(price, "_fastest_seconds", seconds)
-    found = advice.price(nn.Linear(8, 3), loss_fn, *BATCH, sampled=1)
-    by_size = {each.micro_batch_size: each.times_plain for each in found.sampled}
-    assert by_size == {16: 1 + 16 / 256, 64: 1 + 64 / 256}
+    monkeypatch.setattr(price, "time_interleaved", timed)
+    spreads = {16: 0.1, 64: 0.1}
+    point = with_spectrum(seen(3.0, 500.0, eigenvalue=2.0), values=(0.0,), square_spreads=spreads)
+    for every in (1, 4):
+        found = tacit.match(point, **MOVE, every=every, sampled=1).price(nn.Linear(8, 3), loss_fn, *BATCH)
+        by_size = {each.micro_batch_size: each.times_plain for each in found.settings if each.sampled == 1}
+        assert by_size == {16: 1 + 16 / 256 / every, 64: 1 + 64 / 256}
 
 
 def test_no_setting_exceeds_its_share_of_the_edge(advice: tacit.advice.Advice) -> None:
@@ -153,7 +155,9 @@ def test_a_refusal_gives_the_true_reason(advice: tacit.advice.Advice) -> None:
         none.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001)
 
 
-def test_the_text_says_which_clock(advice: tacit.advice.Advice) -> None:
+def test_the_text_says_which_clock_and_what_was_timed_on(advice: tacit.advice.Advice) -> None:
     found = advice.price(nn.Linear(8, 3), F.cross_entropy, *BATCH, seconds=0.001)
-    assert found.clock in str(found)
+    cores = torch.get_num_threads()
+    assert found.device == f"{cores} CPU core{'s' if cores > 1 else ''}; GPU not measured"
     assert found.clock in ("CPU time of all threads", "wall clock")
+    assert f"plain steps of {found.plain_seconds:.3g} s ({found.clock}, {found.device})" in str(found)

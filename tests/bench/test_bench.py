@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import tacit
+from tacit._timing import time_interleaved
 from tacit.bench import accuracy, fleets, memory, paired, run, steps, table
 from tacit.bench.models import (
     BENCH_MODELS,
@@ -152,7 +153,7 @@ def test_steps_are_timed_in_turns_and_the_second_of_two_calls_counts() -> None:
 
         return call
 
-    timings = steps.time_interleaved({"a": step("a"), "b": step("b")}, rounds=3)
+    timings = time_interleaved({"a": step("a"), "b": step("b")}, rounds=3)
     assert calls == ["a", "a", "b", "b"] * 3
     assert {len(seconds) for seconds in timings.values()} == {3}
 
@@ -164,7 +165,7 @@ def test_the_device_has_finished_before_and_after_the_step_that_counts() -> None
         calls.append("step")
         return torch.zeros(())
 
-    steps.time_interleaved({"a": step}, rounds=2, synchronise=lambda: calls.append("wait"))
+    time_interleaved({"a": step}, rounds=2, synchronise=lambda: calls.append("wait"))
     assert calls == ["step", "wait", "step", "wait"] * 2
 
 

@@ -186,7 +186,7 @@ def test_a_factory_that_does_not_work_is_one_sentence(check: Check, factory: str
 @pytest.mark.parametrize(
     ("factory", "options", "sentence"),
     [
-        ("no_colon", (), "expected package.module:function"),
+        ("no_colon", (), "expected module:function"),
         ("no_such_module:factory", (), "cannot be imported"),
         ("checked_models:mlp", ("--rows", "33"), "33 rows of a batch of 32"),
         ("checked_models:mlp", ("--learning-rate", "-1"), "--learning-rate=-1.0"),

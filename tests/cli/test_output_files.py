@@ -87,7 +87,6 @@ COMMANDS = {
     "a study copied below a file": ("studies", "copy", "mnist1d/quick/rates", "--into", "file"),
     "a file packed": ("pack", "study.toml"),
     "the status of a file": ("status", "study.toml"),
-    "a job into a file": ("slurm-script", "study.toml", "--into", "study.toml"),
 }
 
 

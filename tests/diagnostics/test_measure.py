@@ -120,10 +120,12 @@ def test_chunks_do_not_matter_and_a_dataset_is_read_only_where_sampled() -> None
     assert rows[0] == pytest.approx(rows[1], rel=1e-10)
 
 
-def moments_of(rows: np.ndarray, train_size: int) -> estimates.Moments:
+def moments_of(rows: np.ndarray, train_size: int) -> estimates.SampleMoments:
     mean = rows.mean(0)
     spreads, along = np.square(rows - mean).sum(1), (rows - mean) @ mean
-    return estimates.Moments(len(rows), train_size, float(mean @ mean), spreads.sum() / (len(rows) - 1), spreads, along)
+    return estimates.SampleMoments(
+        len(rows), train_size, float(mean @ mean), spreads.sum() / (len(rows) - 1), spreads, along
+    )
 
 
 def statistics(train_size: int) -> dict[str, estimates.Statistic]:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import cases
 import tacit
-from tacit.diagnostics import _uses
 from tacit.diagnostics.per_example import ExampleGradients, example_losses
+from tacit.layers import example_uses
 
 COUNT = 6
 
@@ -53,6 +53,28 @@ class Bare(nn.Module):
         rows = torch.tanh(rows @ self.mix) * self.gain
         rows += self.token
         return (self.scale * rows).mean(1)
+
+
+class TiedWithPadding(nn.Module):
+    """A token without a gradient where it is looked up, and with one where the same weight gives the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5, padding_idx=2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.embedding(inputs)), self.embedding.weight)
+
+
+class FromTheRight(nn.Module):
+    """Weights multiplied from the right with more rows and with fewer rows than the Gram form is made for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.few = nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(36, 30))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.tanh(inputs @ self.many).flatten(1) @ self.few
 
 
 class Reshaping(nn.Module):
@@ -131,6 +153,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
     "one_by_one_convolution": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 1, stride=2), nn.Tanh(), nn.Flatten()), images(2, 5, 4), True
     ),
+    "convolution_of_signals": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3, stride=2, padding=2, dilation=2, groups=2), nn.Tanh(), nn.Conv1d(4, 9, 5), nn.Flatten()
+        ),
+        images(2, 13), True,
+    ),
     "circular_padding": (circular, images(2, 4, 4), True),
     "skipinit": (cases.SkipInitNet, images(2, 4, 4), True),
     "layer_norm": (layer_norm_net, images(5), True),
@@ -144,6 +172,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
     "bare_parameters": (Bare, images(4, 3), True),
     "folded_axes": (Reshaping, images(4, 5), True),
     "embedding": (lambda: cases.EmbeddingNet(tied=False), tokens(), True),
+    "embedding_with_padding": (
+        lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=-4), nn.Linear(5, 7)), tokens(), True
+    ),
+    "tied_weights_with_padding": (TiedWithPadding, tokens(), True),
+    "weight_from_the_right": (FromTheRight, images(9, 3), True),
     "tied_weights": (lambda: cases.EmbeddingNet(tied=True), tokens(), True),
     "transformer": (cases.TransformerBlock, tokens(), True),
     "used_twice": (cases.Twice, images(3), False),
@@ -151,7 +184,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor, bool]] = {
     "time_first": (TimeFirst, images(4, 3), False),
     "recurrent": (Recurrent, images(4, 3), False),
     "attention_in_one_piece": (Attention, images(4, 4), False),
-    "convolution_3d": (lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten()), images(1, 3, 3, 3), False),
+    "convolution_3d": (lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten()), images(1, 3, 3, 3), True),
 }  # fmt: skip
 
 
@@ -217,7 +250,7 @@ def test_only_the_parameter_without_factors_is_formed() -> None:
 def test_small_portions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("convolutions", "linear_on_rows", "tied_weights", "hidden_use"):
         problem, _ = make(name)
-        monkeypatch.setattr(_uses, "PATCH_NUMBERS", 1)
+        monkeypatch.setattr(example_uses, "NUMBERS_AT_ONCE", 1)
         found = torch.cat([c.squared_norms for c in ExampleGradients(problem).chunks(torch.arange(COUNT))])
         monkeypatch.undo()
         assert torch.allclose(found, oracle(problem).square().sum(1), rtol=1e-10, atol=0), name

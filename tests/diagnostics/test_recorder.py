@@ -222,6 +222,23 @@ def test_a_window_of_penalised_gradients_is_refused(as_tensor: bool) -> None:
         penalised_training(recorder, tacit.GradientPenalty(model, 1.0), model, as_tensor=as_tensor)
 
 
+def test_accumulated_calls_are_penalised_when_one_of_them_is() -> None:
+    model = spread(plain_net())
+    penalty = tacit.GradientPenalty(model, 1.0, every=2)
+    recorders = [tacit.Recorder(model, batch_size=16, train_size=64, every=64, window=4) for _ in range(2)]
+    for step in range(4):
+        model.zero_grad()
+        for start in (0, 8):  # the first carries the penalty, the last is plain
+            x, y = INPUTS[start : start + 8], TARGETS[start : start + 8]
+            penalty.backward(lambda x=x, y=y: F.cross_entropy(model(x), y) / 2)
+        for recorder in recorders:  # each asks for itself
+            if step < 3:
+                recorder.after_backward()
+            else:
+                with pytest.raises(tacit.InputError, match="a penalty of strength 2, and those of the 3 steps before"):
+                    recorder.after_backward()
+
+
 def test_full_measurements_go_on_under_a_penalty() -> None:
     model = spread(plain_net())
     options: dict[str, Any] = {"full": 4, "loss_fn": F.cross_entropy, "dataset": (INPUTS, TARGETS), "sample": None}

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import tacit
 from cases import labels, numbers, spread
+from tacit._random import generator
 
 
 def dense_hessians(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
@@ -59,3 +60,16 @@ def test_the_variance_over_examples_is_that_of_dense_hessians(problem) -> None:
     expected = np.sqrt((1 / 4 - 1 / 64) * found[0].example_variance) / values[-1]
     assert found[0].curvature_spread(4) == pytest.approx(expected, rel=1e-3)
     assert found[0].curvature_spread(64) == 0.0
+
+
+def test_the_squares_of_micro_batches_scatter_as_those_of_dense_hessians() -> None:
+    model = spread(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))).double()
+    inputs, targets = numbers(64, 3, seed=1), labels(64, 3, 2)
+    found = tacit.measure(model, F.cross_entropy, (inputs, targets), batch_size=[8, 4, 16], curvature=True).spectrum
+    assert set(found.square_spreads) == {8, 4}  # of 16 examples there are only four
+    each = dense_hessians(model, inputs, targets)
+    v = np.linalg.eigh(each.mean(0))[1][:, -1]
+    order = torch.randperm(64, generator=generator(0, "probe"))
+    for size in (4, 8):
+        squares = np.array([np.square(each[rows].mean(0) @ v).sum() for rows in order.split(size)])
+        assert found.square_spreads[size] == pytest.approx(squares.std() / squares.mean(), rel=0.01)  # v by Lanczos

@@ -56,9 +56,9 @@ def test_a_broken_link_is_refused() -> None:
     "document,link,expected",
     [
         ("docs/theory.md", "[n](notation.md#losses)", "[n](notation.md#losses)"),
-        ("docs/results.md", "[LOG.md](../LOG.md)", "[LOG.md](log.md)"),
+        ("docs/results.md", "[changes](../CHANGELOG.md)", "[changes](changelog.md)"),
         ("docs/results.md", "[here](results/mnist1d)", "[here](gallery.md#mnist1d)"),
-        ("docs/tutorials/index.md", "[t](large_batch.py)", "[t](large-batch.md)"),
+        ("docs/large-batch.md", "[t](tutorials/large_batch.py)", "[t](tutorials/large-batch.md)"),
         ("docs/reference/index.md", "[n](../notation.md)", "[n](../notation.md)"),
         ("CONTRIBUTING.md", "[a](docs/architecture.md)", "[a](architecture.md)"),
         ("docs/theory.md", "[bench](../benchmarks/advice.py)", "bench"),
@@ -85,7 +85,7 @@ def test_a_file_without_a_page_is_linked_once_the_project_has_an_address() -> No
 def test_the_command_line_page_has_every_command_and_every_option() -> None:
     made = site_module("command_line")
     page, commands = made.page(), made.commands()
-    assert {"tacit verify", "tacit reproduce", "tacit explore", "tacit data verify"} <= set(commands)
+    assert {"tacit verify", "tacit reproduce", "tacit explore", "tacit data get"} <= set(commands)
     for name, command in commands.items():
         section = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
         for parameter in command.params:

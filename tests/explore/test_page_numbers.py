@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from chromium import evaluate
 from tacit import theory
 from tacit.batching import all_orders
-from tacit.edges import largest_stable_curvature
+from tacit.edges import Step, largest_stable_curvature
 from tacit.explore import explore_page
 from tacit.problem import Problem
 from tacit.theory.flows import gradient_flow_field
@@ -47,8 +47,7 @@ for settings in SETTINGS:
     settings["curvature"] = largest_stable_curvature(
         settings["rate"] * (1 - settings["momentum"]),
         strength=settings["strength"],
-        momentum=settings["momentum"],
-        inner_steps=int(settings["inner"]),
+        step=Step(momentum=settings["momentum"], inner_steps=int(settings["inner"])),
     )
 EPOCHS = 6
 SCRIPT = """

@@ -24,7 +24,7 @@ from in_process import InProcess, Listener, leftovers, rows_on_disk, study
 from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
-from tacit.studies.progress import Display
+from tacit.studies.progress import ProgressBar
 from tacit.studies.store import writer as recorder
 from tacit.studies.store.folder import ResultsFolder, read_rows
 from tacit.studies.store.status import folder_status
@@ -151,7 +151,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
 
     monkeypatch.setattr(recorder, "datetime", Backwards)
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
-    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=Display(line_seconds=0.0))
+    runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=ProgressBar(line_seconds=0.0))
     assert rows_on_disk(tmp_path) == straight
     meta = ResultsFolder(tmp_path).meta(FLEET.id)
     assert meta is not None
@@ -238,7 +238,7 @@ def test_a_worker_tells_of_an_empty_checkpoint(tmp_path: Path, straight: dict[st
 def test_a_checkpoint_that_cannot_be_read_is_not_trained_over(
     tmp_path: Path, data: Data, straight: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, training, real = ResultsFolder(tmp_path), Training(FLEET, data), os.open
+    folder, training, real = ResultsFolder(tmp_path), Training(FLEET, data), open
     training.advance(until=16)
     with folder.locked():
         folder.open_for(SMALL)
@@ -246,13 +246,13 @@ def test_a_checkpoint_that_cannot_be_read_is_not_trained_over(
     path = folder.checkpoint_path(FLEET.id)
     before = path.read_bytes()
 
-    def refuse(given: Any, *more: Any, **named: Any) -> int:
-        if os.fspath(given) == str(path):
+    def refuse(given: Any, *more: Any, **named: Any) -> Any:
+        if str(given) == str(path):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return real(given, *more, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", refuse)
+        patched.setattr("builtins.open", refuse)
         with pytest.raises(TacitError, match="cannot be read"):
             runner.run(SMALL, tmp_path, executor=InProcess(data))
     assert path.read_bytes() == before

@@ -22,10 +22,9 @@ from in_process import InProcess, Listener, leftovers, rows_on_disk, wait_for
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import load_study
+from tacit.studies.execute.executor import FleetsFailedError, Worker
 from tacit.studies.execute.local import LocalExecutor, _Process
-from tacit.studies.execute.pool import RateUnknownError, Worker
 from tacit.studies.store.folder import ResultsFolder
-from tacit.studies.train.packing import pack
 
 STUDY = """
 name = "small"
@@ -167,7 +166,7 @@ def test_of_three_drivers_at_once_one_trains_and_the_others_are_refused(
     first.kill()
     first.communicate(timeout=60)
     assert [other.returncode for other in others] == [2, 2]
-    assert all(f"in use by another process (number {first.pid})" in text for text in said)
+    assert all("in use by another process; wait for it to end" in text for text in said)
     assert load_study(file, overrides=["epochs=100000"]) in ResultsFolder(tmp_path).studies()
 
 
@@ -187,8 +186,8 @@ def test_drivers_that_race_for_one_folder_end_with_one_set_of_rows(
 
 
 @pytest.mark.parametrize("times,ends_well", [(2, True), (3, False)])
-def test_workers_killed_while_they_measure_the_rate_are_replaced_twice(
-    times: int, ends_well: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+def test_workers_killed_while_they_start_are_replaced_twice(
+    times: int, ends_well: bool, file: Path, straight: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LocalExecutor(1) as executor:
         real, left = executor._start, times
@@ -204,7 +203,9 @@ def test_workers_killed_while_they_measure_the_rate_are_replaced_twice(
 
         monkeypatch.setattr(executor, "_start", start)
         if ends_well:
-            assert executor.calibrate(pack(load_study(file).runs)) > 0
+            runner.run(file, tmp_path, executor=executor)
+            assert rows_on_disk(tmp_path) == straight
         else:
-            with pytest.raises(RateUnknownError, match="killed by signal 9 while starting"):
-                executor.calibrate(pack(load_study(file).runs))
+            with pytest.raises(FleetsFailedError, match="1 of 2 fleets failed"):
+                runner.run(file, tmp_path, executor=executor)
+            assert len(rows_on_disk(tmp_path)) == 1

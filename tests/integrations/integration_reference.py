@@ -259,7 +259,7 @@ def sample(
     case: Case, batch: dict[str, Tensor], *, rank: int, step: int, place: int
 ) -> tuple[dict[str, Tensor], float]:
     """The rows whose penalty, or direction, this batch has, and how often it counts."""
-    from tacit.penalty.draws import drawn_rows  # what is drawn, not what is made of it
+    from tacit.penalty.pieces import drawn_rows  # what is drawn, not what is made of it
 
     if case.sampled is None:
         return batch, 1.0

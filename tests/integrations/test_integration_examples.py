@@ -14,7 +14,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each script needs, its arguments, and its last line.
 SCRIPTS = {
-    "plain_loop.py": ((), ["1"], r"λ = 0.125 test accuracy \d+\.\d %"),
+    "plain_loop.py": ((), ["20"], r"sampled SAM +training \d+\.\d %  test \d+\.\d %"),
+    "label_noise.py": ((), ["20"], r"r = 0\.8  wrong labels learned \d+\.\d %  test \d+\.\d %"),
+    "own_study.py": ((), [], r"own_study\.html has the figure"),
     "train_with_lightning.py": (("lightning",), [], r"\{'tacit/penalty': .*'accuracy': .*\}"),
     "finetune_gpt2_lora.py": (("transformers", "peft"), [], r"step  30: loss \d\.\d+, penalty 0\.\d+"),
     "train_with_accelerate.py": (("accelerate",), [], r"epoch 4: loss \d\.\d+, penalty 0\.\d+"),

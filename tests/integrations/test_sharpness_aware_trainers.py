@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import tacit
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 pytest.importorskip("lightning", reason="lightning is not installed; make integrations runs this")
 pytest.importorskip("transformers", reason="transformers is not installed; make integrations runs this")

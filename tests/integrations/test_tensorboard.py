@@ -41,13 +41,15 @@ def test_rows_of_the_penalty_are_charts(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_recorder_are_charts(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1)
-    recorder = tacit.Recorder(model, batch_size=4, train_size=8, every=10, window=2, tensorboard=tmp_path)
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, writer = nn.Linear(2, 1), SummaryWriter(str(tmp_path))
+    recorder = tacit.Recorder(model, batch_size=4, train_size=8, every=10, window=2, writer=writer)
     for _ in range(2):
         model.zero_grad()
         model(torch.randn(4, 2)).square().mean().backward()
         recorder.after_backward()
-    recorder.writer.close()
+    writer.close()
     ((step, value),) = scalars(tmp_path)["tacit/gradient_covariance_trace"]
     assert step == 1
     assert value == pytest.approx(recorder.rows[0]["gradient_covariance_trace"])

@@ -292,7 +292,7 @@ def test_held_kinks_leave_images_in_their_memory_format(function: Callable[[Tens
     kinks = Kinks()
     with kinks.record():
         first = function(images)
-    with kinks.hold():
+    with kinks.replay():
         second = function(images)
     assert first.stride() == second.stride() == function(images).stride()
     torch.testing.assert_close(first, function(images))

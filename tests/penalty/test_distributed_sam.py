@@ -15,7 +15,7 @@ from distributed_results import Results
 from distributed_sam import RADIUS, SEED
 from distributed_workers import shard, wide
 from oracles import sharpness_aware_gradient
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 Batch = tuple[Tensor, Tensor]
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.penalty.late_jump import EARLY, GROWING, JUMP
+from tacit.penalty.strength import EARLY, GROWING, JUMP
 from tacit.schedules import early
 
 STEPS = 300

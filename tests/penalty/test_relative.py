@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import tacit
 from cases import CASES, Case, labels, numbers, spread
 from tacit.penalty import METHODS
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 from tacit.penalty.relative import RelativeStrength
 
 START, CAP, SMOOTHING = 2.0**-14, 16.0, 0.02

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import tacit.penalty.draws as draws
+import tacit.penalty.pieces as cutting
 from cases import ConvolutionNet, TransformerBlock, batch_norm_net, labels, numbers, spread
 from distributed_results import Results
 from distributed_scenarios import SAMPLED_STEPS
 from distributed_workers import STRENGTH as WORKERS_STRENGTH
 from distributed_workers import shard, wide
 from tacit import FactoredSGD, GradientPenalty, InputError
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 SIZE, STRENGTH = 4, 0.3
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
@@ -114,7 +114,7 @@ def test_the_mean_over_all_draws_is_the_whole_penalty(q: int, monkeypatch: pytes
     expected, mean = gradients(problem.model), {}
     chosen = list(itertools.combinations(torch.arange(m * SIZE).split(SIZE), q))
     for pieces in chosen:
-        monkeypatch.setattr(draws, "drawn_rows", lambda *_, pieces=pieces, **__: torch.cat(pieces))
+        monkeypatch.setattr(cutting, "drawn_rows", lambda *_, pieces=pieces, **__: torch.cat(pieces))
         problem.model.zero_grad()
         GradientPenalty(problem.model, STRENGTH, micro_batch_size=SIZE, sampled=q).backward(
             problem.loss, *problem.batch
@@ -137,7 +137,7 @@ def test_rows_of_a_sorted_batch_are_drawn_and_not_its_first_ones(monkeypatch: py
     penalty = GradientPenalty(problem.model, STRENGTH, micro_batch_size=2, sampled=1, check_every=0)
     for permutation in permutations:
         monkeypatch.setattr(
-            draws, "drawn_rows", lambda _, count, numbers=permutation, **__: torch.tensor(numbers[:count])
+            cutting, "drawn_rows", lambda _, count, numbers=permutation, **__: torch.tensor(numbers[:count])
         )
         problem.model.zero_grad()
         penalty.backward(problem.loss, *problem.batch)

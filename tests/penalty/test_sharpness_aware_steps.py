@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from cases import CASES, Case, TransformerBlock, labels, numbers, spread, wide_net
 from oracles import sharpness_aware_gradient
 from tacit import InputError, Recorder, SharpnessAware
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 RADIUS = 0.1
 X, Y = numbers(8, 12, seed=1), labels(8, 3, 2)

@@ -14,9 +14,9 @@ from worlds import paper_world
 from tacit._errors import InputError
 from tacit.report import build_report, catalogue, read_parts, render
 from tacit.report.build import Part
-from tacit.report.registry import check_options, find_figure
+from tacit.report.registry import find_figure
 from tacit.report.text import power
-from tacit.studies.describe.study import Summary, parse_study
+from tacit.studies.describe.study import Summary
 
 OWN = """
 from tacit.report import Criterion, Drawing, Figure, Source
@@ -51,7 +51,6 @@ def test_a_study_brings_a_figure_of_its_own(part: Part, tmp_path: Path, monkeypa
     (tmp_path / "my_figures.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     own = with_figures(part, mine={"figure": "my_figures:FIGURE", "least": 1})
-    check_options(own.study)
     (figure,) = build_report([own]).figures
     assert figure.verdict is not None
     assert (figure.title, figure.verdict.outcome) == ("My figure", "agrees")
@@ -60,17 +59,24 @@ def test_a_study_brings_a_figure_of_its_own(part: Part, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("no_such_module:FIGURE", "cannot be imported"), ("json:dumps", "is not a tacit.report.Figure")],
+    [
+        ("no_such_module:FIGURE", "cannot be imported"),
+        ("json:dumps", "own code is imported from there only"),
+        ("no_figures:NUMBER", "is not a tacit.report.Figure"),
+    ],
 )
-def test_a_place_without_a_figure_is_one_sentence(place: str, words: str) -> None:
+def test_a_place_without_a_figure_is_one_sentence(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_figures.py").write_text("NUMBER = 3\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=words):
         find_figure("mine", {"figure": place})
 
 
-def test_an_option_that_a_figure_does_not_take_is_refused_before_training() -> None:
-    raw = {"name": "s", "fixed": {"learning_rate": 0.1, "epochs": 1}, "figures": {"1b": {"x": "strength"}}}
-    with pytest.raises(InputError, match="figure 1b: the key x is unknown; this figure takes no options"):
-        check_options(parse_study(raw))
+def test_an_option_that_a_figure_does_not_take_is_one_sentence_in_the_report(part: Part) -> None:
+    report = build_report([with_figures(part, **{"1b": {"x": "strength"}})])
+    assert report.absent["1b"] == "figure 1b: the key x is unknown; this figure takes no options."
 
 
 def test_every_figure_is_found_once_and_in_order() -> None:

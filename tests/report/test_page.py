@@ -351,7 +351,6 @@ def test_report_refuses_a_figure_that_does_not_exist(root: Path) -> None:
 def test_reproducing_one_figure_leaves_the_whole_report_alone(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
     folder = tmp_path / "copy"
     shutil.copytree(root, folder)
     (folder / "report.html").write_text("the whole report")
@@ -375,14 +374,6 @@ def test_reproduce_refuses_a_figure_that_does_not_exist() -> None:
 def test_reproduce_refuses_an_unknown_dataset() -> None:
     result = CliRunner().invoke(app, ["reproduce", "--dataset", "cifar", "--dry-run"])
     assert "cifar" in str(result.exception)
-
-
-def test_figures_lists_every_figure_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
-    result = CliRunner().invoke(app, ["figures"])
-    assert result.exit_code == 0, result.output
-    assert "orders" in result.output
-    assert " min" in result.output
 
 
 def test_a_study_of_ones_own_gets_a_figure_without_a_verdict(tmp_path: Path, make_world: Maker) -> None:

@@ -13,17 +13,15 @@ import pytest
 
 from tacit import cli
 from tacit._errors import TacitError
-from tacit.studies.data.facts import Data
 from tacit.studies.describe.library import find_study_file, library_folder
 from tacit.studies.describe.study import load_study, parse_study
 from tacit.studies.execute.signals import Terminated, terminable, uninterrupted
 from tacit.studies.plan import Plan, make_plan
-from tacit.studies.progress import Display
+from tacit.studies.progress import ProgressBar
 from tacit.studies.runner import run
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import stopped_message
 from tacit.studies.train.packing import pack
-from tacit.studies.train.training import Training
 
 STUDY = """
 name = "small"
@@ -62,7 +60,7 @@ def test_a_study_runs_and_its_status_says_so(
     assert typed(monkeypatch, "run", file, "learning_rate=0.1,0.2,1e6", "--into", folder, "--workers", 1) == 0
     out, err = capsys.readouterr()
     assert out == f"6 rows (2 diverged) in {folder}; next: tacit report {folder}\n"
-    assert err.startswith("small: 6 runs in 1 fleet, about ")
+    assert err.startswith("small: 6 runs in 1 fleet, 480 updates, ")
     assert typed(monkeypatch, "status", folder) == 0
     out = capsys.readouterr().out
     assert "100% done" in out
@@ -197,14 +195,14 @@ def test_what_is_under_way_is_finished_before_a_signal_is_handled() -> None:
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"
 
 
-@pytest.mark.parametrize("words", [("figures",), ("run", "small.toml", "--dry-run")])
+@pytest.mark.parametrize("words", [("reproduce", "--list"), ("run", "small.toml", "--dry-run")])
 def test_this_needs_no_torch_on_a_machine_where_nothing_was_measured(words: tuple[str, ...], file: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *words], cwd=file.parent, capture_output=True, text=True, check=False,
         env={**os.environ, "TACIT_CACHE": str(file.parent / "empty")},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert "roughly" in ended.stdout
+    assert "runs" in ended.stdout
 
 
 @pytest.mark.parametrize("words", [("--device", "tpu"), ("--executor", "nosuch")])
@@ -215,66 +213,42 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
     assert f"{words[1]!r} is unknown" in capsys.readouterr().err
 
 
-def test_a_dry_run_for_a_gpu_does_not_advise_a_gpu(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
-    assert typed(monkeypatch, "run", file, *more, "--device", "cuda", "--dry-run") == 0
-    assert "use a GPU" not in capsys.readouterr().out
-
-
-TOO_BIG, TOO_LONG = ("width=65536", "GB"), ("epochs=1000000000", "less than a year")
-
-
-@pytest.mark.parametrize("override,words,dry", [(*TOO_BIG, ()), (*TOO_BIG, ("--dry-run",)), (*TOO_LONG, ())])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_an_absurd_size_is_refused_before_anything_is_written(
-    override: str, words: str, dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
+    dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda: 16e9)
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: None)  # not what other tests measured
     folder = file.parent / "out"
     more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
-    assert typed(monkeypatch, "run", file, override, *more, "--into", folder, *dry) == 2
+    assert typed(monkeypatch, "run", file, "width=65536", *more, "--into", folder, *dry) == 2
     err = capsys.readouterr().err
-    assert words in err
+    assert "GB" in err
     assert err.count("\n") == 1
     assert not folder.exists()
 
 
-def test_a_dry_run_of_years_says_what_it_would_cost_elsewhere(
+def test_a_dry_run_of_years_says_what_it_would_cost(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
     assert typed(monkeypatch, "run", file, *more, "--dry-run") == 0
-    plan, cost, remedy, _ = capsys.readouterr().out.splitlines()
+    plan, _ = capsys.readouterr().out.splitlines()
     assert plan.startswith("small: 40 runs in ")
-    assert " years on " in plan
     # 40 runs of 10⁹ epochs of 4 minibatches of 16; a forward pass of 40-800-800-10 is 680,000 multiply-adds.
     operations = f"{2 * 3 * 680_000 * 16 * 1.6e11:.1e}".replace("+", "")
-    assert cost.startswith(f"1.6e11 updates, {operations} floating-point operations")
-    assert "--executor ray" in remedy
-
-
-def test_a_cluster_is_not_told_to_use_a_cluster(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e-9)
-    elsewhere = str(make_plan(file, tmp_path, executor="ray"))
-    assert "floating-point operations" in elsewhere
-    assert "--executor ray" not in elsewhere
-    assert "--executor ray" in str(make_plan(file, tmp_path))
-    monkeypatch.setenv("TACIT_DEVICE", "cuda:1")
-    assert str(make_plan(file, tmp_path)) == elsewhere
+    assert plan.endswith(f", 160,000,000,000 updates, {operations} floating-point operations")
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(file)
-    display = Display(line_seconds=0.0)
-    display.planned(Plan(study, tuple(pack(study.runs)), 2, 3.0))
+    display = ProgressBar(line_seconds=0.0)
+    display.planned(Plan(study, tuple(pack(study.runs))))
     display.advanced(0.5)
     display.warned("a worker was killed")
     display.ended()
     plan, line, warning = capsys.readouterr().err.splitlines()
-    assert plan == "small: 4 runs in 1 fleet, about 3 s on 2 workers"
+    assert plan.startswith("small: 4 runs in 1 fleet, 320 updates, ")
     assert line.startswith("small: 50%, ")
     assert line.endswith(" left")
     assert warning == "a worker was killed"
@@ -334,16 +308,3 @@ def test_the_status_of_a_folder_with_several_results_lists_all_their_studies(
     assert "later: 0% done" in out
     assert out.count("small: 100% done") == 2
     assert f"next: tacit report {tmp_path}/all/two" not in out
-
-
-def test_what_is_left_and_not_the_whole_is_estimated(file: Path, data: Data, tmp_path: Path) -> None:
-    study = load_study(file)
-    whole = make_plan(study, tmp_path)
-    (fleet,) = pack(study.runs)
-    training = Training(fleet, data)
-    training.advance(until=training.first.minibatches // 2)
-    folder = ResultsFolder(tmp_path)
-    with folder.locked():
-        folder.open_for(study)
-        folder.write_checkpoint(fleet.id, training.checkpoint())
-    assert make_plan(study, tmp_path).seconds == pytest.approx(whole.seconds / 2, rel=0.1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tacit.studies.cost import Cost, cost, operations
+from tacit.studies.cost import Cost, cost, memory, operations
 from tacit.studies.describe.spec import RunSpec, make_run
+from tacit.studies.describe.study import parse_study
+from tacit.studies.train.packing import pack
 
 # 40-3-10 on MNIST-1D: 150 multiply-adds forward, of which training does three times as many per example.
 TINY = {"learning_rate": 0.1, "width": 3, "depth": 1, "train_size": 64, "batch_size": 16, "epochs": 2, "evaluations": 1}
@@ -51,6 +53,8 @@ def test_a_run_that_is_listed_twice_costs_once() -> None:
     assert cost([tiny(), tiny(), tiny(seed=1)]) == Cost(2, 2 * 8, 2 * operations(tiny()))
 
 
-def test_a_device_needs_the_operations_over_the_peak_it_reaches() -> None:
-    # 3.6e15 operations at a tenth of 10 TFLOP/s: an hour.
-    assert Cost(1, 1, 3.6e15).device_seconds(tflops=10, utilisation=0.1) == pytest.approx(3600)
+def test_the_least_memory_of_a_fleet_is_its_parameters_gradients_and_activations() -> None:
+    raw = {"name": "s", "fixed": {"epochs": 1, "learning_rate": 1, "width": 2, "depth": 1, "batch_size": 4}}
+    (fleet,) = pack(parse_study({**raw, "grid": {"seed": [0, 1, 2]}}).runs)
+    parameters = (40 + 1) * 2 + (2 + 1) * 10
+    assert memory(fleet) == 4 * 3 * (2 * parameters + 4 * (40 + 2 + 10))

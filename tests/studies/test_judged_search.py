@@ -93,21 +93,23 @@ def test_every_kind_of_arm_trains(judged: Any, arm: str, monkeypatch: pytest.Mon
     assert all((old != new).any() for old, new in zip(before, loop.model.parameters(), strict=True))
 
 
-def test_the_table_pairs_seeds_and_says_which_way_is_better(judged: Any, tmp_path: Path) -> None:
+def test_the_table_pairs_seeds_and_knows_which_way_is_better(judged: Any, tmp_path: Path) -> None:
     for arm in judged.arms("transformer"):
+        assert judged.results(tmp_path) == {}  # a task is in the table when all its arms are judged
         lower = 0.1 if arm == "SAM" else -0.1 if arm == "label smoothing" else 0.0
-        rows = [{"stage": "search", "seed": 400, "score": 1.5}]
+        setting = asdict(judged.Setting(1e-3, 0.0, 0.0))
+        rows = [{"stage": "search", "seed": 400, "score": 1.5, "setting": setting}]
         for seed in judged.JUDGED_SEEDS:
             score = 1.0 + 0.01 * (seed % 5) - lower + (0.001 * (seed % 2) if arm != "plain" else 0.0)
             rows += [
-                {"stage": "tuned", "seed": seed, "score": score},
-                {"stage": "untuned", "seed": seed, "score": None},
+                {"stage": "tuned", "seed": seed, "score": score, "setting": setting},
+                {"stage": "untuned", "seed": seed, "score": None, "setting": setting},
             ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         judged.path_of(tmp_path, "transformer", arm).write_text(text)
-    lines = {line.split(" | ")[0].strip("| "): line for line in judged.table(tmp_path).splitlines()}
-    assert "| gains |" in lines["SAM"]
-    assert "-0.100" in lines["SAM"]
-    assert "| loses |" in lines["label smoothing"]
-    assert "| tie |" in lines["whole penalty"] or "| loses |" in lines["whole penalty"]
-    assert f"{math.log(103):.3f}" in lines["plain"]  # every untuned run diverged
+    task = judged.results(tmp_path)["transformer"]
+    __import__("judged_table").add_verdicts(task, {})
+    arms = task["arms"]
+    assert (arms["SAM"]["verdict"], arms["label smoothing"]["verdict"]) == ("gains", "loses")
+    assert arms["SAM"]["minus_plain"][0] == pytest.approx(-0.0996)
+    assert arms["plain"]["untuned_mean"] == [pytest.approx(math.log(103)), 0.0]  # every untuned run diverged

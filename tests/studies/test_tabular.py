@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 
 import tacit.studies
-from tacit._errors import InputError
 from tacit.studies import tabular
 
 
@@ -44,21 +42,5 @@ def test_csv_can_be_read_back(folder: Path, tmp_path: Path) -> None:
     assert [line["final_test_accuracy"] == "" for line in back] == [line["status"] == "diverged" for line in back]
 
 
-@pytest.mark.parametrize("call", [tacit.studies.table, lambda folder: tabular.write_parquet(folder, Path("x.parquet"))])
-def test_a_missing_library_is_one_sentence_with_a_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch, call) -> None:  # type: ignore[no-untyped-def]
-    for name in ("pandas", "polars", "pyarrow"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r"pip install (pandas|polars)"):
-        call(folder)
-
-
-def test_a_dataframe_is_made_of_the_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        DataFrame = list
-
-    monkeypatch.setitem(sys.modules, "pandas", Library)  # the project does not install it
-    assert tacit.studies.table(folder) == tabular.records(folder)
-
-
 def test_the_public_names_are_listed() -> None:
-    assert {"run", "table", "read_rows", "load_study"} <= set(dir(tacit.studies))
+    assert {"run", "records", "read_rows", "load_study"} <= set(dir(tacit.studies))

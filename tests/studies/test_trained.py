@@ -16,7 +16,8 @@ from tacit._errors import InputError, TacitError
 from tacit.cli import app
 from tacit.diagnostics import measure
 from tacit.studies import runner
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.describe.study import Study, load_study, parse_study
@@ -52,7 +53,7 @@ def test_every_run_that_did_not_diverge_has_a_file_that_gives_its_model_back(tmp
     assert set(weights_on_disk(tmp_path)) == {row["run"] for row in finished}
     for row in finished:
         run = make_run(row["spec"])
-        model = build(run, DATASETS["mnist1d"])
+        model = build(run, FACTS["mnist1d"])
         model.load_state_dict(load_file(tmp_path / "weights" / f"{run.hash}.safetensors"))  # by anybody's reader
         inputs, targets = (torch.from_numpy(part[:64]) for part in (data.train_inputs, data.train_targets))
         loss = torch.nn.functional.cross_entropy(model(inputs), targets).item()
@@ -131,7 +132,7 @@ def test_keep_weights_is_true_or_false() -> None:
 
 # -- measuring --------------------------------------------------------------------------------------------------------
 KINDS: dict[str, dict[str, Any]] = {
-    "mnist1d": {"weight_decay": 0.01, "augmentation": "noise"},
+    "mnist1d": {"weight_decay": 0.01, "augmentation": "shift"},
     "conv1d": {"model": "conv1d", "width": 3, "depth": 2, "strength": 0.1},
     "bfloat16": {"precision": "bfloat16"},
     "fashion_mnist": {"dataset": "fashion_mnist", "image_size": 7, "width": 8, "depth": 1},
@@ -194,6 +195,10 @@ def test_an_own_model_on_own_data_is_measured_in_evaluation_mode(tmp_path: Path,
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["full_loss"] == pytest.approx(row["full_loss"], rel=1e-5)  # float32 sums in another order
     assert "implicit_regularizer/24" in seen  # at the batch size of the run
+    move = ["--learning-rate", "0.1", "--batch-size", "4", "--new-batch-size", "12", "--no-price"]
+    advised = CliRunner().invoke(app, ["advise", "runs", "--run", run.hash[:4], *move])
+    assert advised.exit_code == 0, advised.output
+    assert "From ε = 0.1, B = 4 to B' = 12" in advised.output
 
 
 def test_an_own_module_that_has_changed_is_refused(tmp_path: Path, own: dict[str, Any]) -> None:
@@ -242,7 +247,8 @@ def test_weights_that_are_missing_damaged_or_of_another_run_are_refused(tmp_path
     [
         (["--run", "ab"], "--run ab is given alone"),
         (["runs"], "the folder runs is given alone"),
-        (["runs", "--run", "ab", "--train-size", "8"], "leave --train-size out"),
+        (["runs", "--run", "ab", "--problem", "mine:make"], "--problem is given beside FOLDER or --run"),
+        ([], "there is no model; expected --problem module:function, or a trained run"),
         (["nowhere", "--run", "ab"], "nowhere holds no study"),
     ],
 )

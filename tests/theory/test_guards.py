@@ -101,7 +101,7 @@ def test_smooth_activations_do_not_warn(layer: nn.Module, recwarn: pytest.Warnin
 
 
 def test_verify_warns_about_kinks() -> None:
-    with pytest.warns(UserWarning, match="Relu, which is not smooth"):
+    with pytest.warns(UserWarning, match="relu, which is not smooth"):
         verify(problem_with(nn.ReLU()), only="GD against gradient flow")
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import tacit
 
-GUIDE = Path(__file__).parents[2] / "docs" / "theory-more.md"
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "theory.md"
 
 
 def test_files_are_not_mixed_with_functions() -> None:
@@ -18,7 +18,7 @@ def test_files_are_not_mixed_with_functions() -> None:
     assert modules == ["problems"]  # the closed-form problems, meant to be used as a module
 
 
-def test_every_public_name_stands_under_a_question_of_the_guide() -> None:
-    text = GUIDE.read_text()
-    table = text[text.index("## By question") : text.index("## Every statement")]
-    assert set(re.findall(r"`(\w+)`", table)) == set(tacit.theory.__all__)
+def test_every_public_name_stands_under_a_question_of_the_reference() -> None:
+    questions = REFERENCE.read_text().split("\n## ")[1:]
+    names = {name for part in questions for name in re.findall(r"^::: tacit\.theory\.(\w+)", part, re.MULTILINE)}
+    assert names == set(tacit.theory.__all__)

@@ -68,7 +68,7 @@ def test_kinks_are_named_in_the_report() -> None:
     inputs = torch.linspace(-1, 1, 4).reshape(4, 1)
     problem = tacit.Problem(model, nn.functional.mse_loss, (inputs, inputs.square()), batch_size=2)
     with pytest.warns(UserWarning, match="not smooth"):
-        assert "kinks (Relu)" in str(regime(problem, learning_rate=0.01))
+        assert "kinks (relu)" in str(regime(problem, learning_rate=0.01))
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, float("nan"), float("inf")])
@@ -95,7 +95,7 @@ def rectified(*, bias: float = 0.3, count: int = 64, activation: type[nn.Module]
     return tacit.Problem(model, nn.functional.cross_entropy, (inputs, torch.arange(count) % 2), batch_size=16)
 
 
-@pytest.mark.filterwarnings("ignore:the loss uses Relu")
+@pytest.mark.filterwarnings("ignore:the loss uses relu")
 def test_a_rectified_network_gets_both_numbers() -> None:
     # A difference of length 1e-4 crosses kinks here; the report must not take that for a wrong derivative.
     seen = regime(rectified(count=4096), learning_rate=0.01)
@@ -103,14 +103,14 @@ def test_a_rectified_network_gets_both_numbers() -> None:
     assert "smooth piece" in str(seen)
 
 
-@pytest.mark.filterwarnings("ignore:the loss uses Relu")
+@pytest.mark.filterwarnings("ignore:the loss uses relu")
 def test_a_rectified_network_whose_units_are_all_on_has_the_numbers_of_the_linear_one() -> None:
     on, linear = (regime(rectified(bias=5.0, activation=kind), learning_rate=0.01) for kind in (nn.ReLU, nn.Identity))
     assert on.next_to_first == pytest.approx(linear.next_to_first, rel=1e-9)
     assert on.reach == pytest.approx(linear.reach, rel=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:the loss uses Relu")
+@pytest.mark.filterwarnings("ignore:the loss uses relu")
 def test_parameters_on_a_kink_are_said_to_be_on_one() -> None:
     problem = rectified()
     with torch.no_grad():  # every unit is exactly at zero for the first example
@@ -118,5 +118,5 @@ def test_parameters_on_a_kink_are_said_to_be_on_one() -> None:
     again = tacit.Problem(problem.model, problem.loss_fn, (problem.inputs, problem.targets), batch_size=16)
     seen = regime(again, learning_rate=0.01)
     assert seen.next_to_first is None
-    assert "lie on a kink of Relu" in str(seen)
+    assert "lie on a kink of relu" in str(seen)
     assert "GroupNorm" not in str(seen)

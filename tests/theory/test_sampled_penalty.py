@@ -16,7 +16,6 @@ from torch.func import grad
 import tacit
 from tacit.theory import (
     Landscape,
-    largest_stable_sampled_strength,
     modified_flow,
     modified_loss_of_penalty_every,
     modified_loss_of_sampled_penalty,
@@ -25,6 +24,7 @@ from tacit.theory import (
     penalty_with_probability_update,
     problems,
     sampled_penalty_correction,
+    sampled_penalty_edge,
     sampled_penalty_growth,
     sampled_penalty_update,
     sampling_factor,
@@ -174,7 +174,7 @@ def test_the_edge_of_independent_draws_is_the_formula_with_the_variance() -> Non
     """(1 − εh − (ελ/2)⟨hₖ²⟩)² + (ελ/2)² F Var(hₖ²) = 1."""
     h, rate = np.array([0.5, 1.0, 2.0, 3.0]), 0.2
     for sampled in (1, 2):
-        edge = largest_stable_sampled_strength(stretched(h.tolist()), learning_rate=rate, sampled=sampled)
+        edge = sampled_penalty_edge(stretched(h.tolist()), learning_rate=rate, sampled=sampled)
         mean, factor = 1 - rate * h.mean() - rate * edge / 2 * (h**2).mean(), (4 - sampled) / (3 * sampled)
         assert mean**2 + (rate * edge / 2) ** 2 * factor * (h**2).var() == pytest.approx(1)
 
@@ -187,10 +187,10 @@ def test_independent_draws_have_the_narrowest_edge(make: Any, share: float) -> N
     problem = make()
     scape = Landscape(problem)
     rate = share * 2 / torch.linalg.eigvalsh(torch.func.hessian(scape.loss)(scape.start))[-1].item()
-    whole = largest_stable_sampled_strength(problem, learning_rate=rate, sampled=4)
+    whole = sampled_penalty_edge(problem, learning_rate=rate, sampled=4)
     for sampled in (1, 2):
         independent, once = (
-            largest_stable_sampled_strength(problem, learning_rate=rate, sampled=sampled, draws=draws)
+            sampled_penalty_edge(problem, learning_rate=rate, sampled=sampled, draws=draws)
             for draws in ("independent", "once each")
         )
         assert independent < min(once, whole)
@@ -200,7 +200,7 @@ def test_once_each_can_be_stable_where_the_whole_penalty_is_not() -> None:
     """Where every factor has overshot, a geometric mean of their sizes is below the arithmetic one."""
     problem = stretched([1.0, 2.0])
     whole, once = (
-        largest_stable_sampled_strength(problem, learning_rate=1.2, sampled=q, draws=draws)
+        sampled_penalty_edge(problem, learning_rate=1.2, sampled=q, draws=draws)
         for q, draws in ((2, "independent"), (1, "once each"))
     )
     assert once > 1.02 * whole
@@ -216,7 +216,7 @@ def test_real_walks_diverge_beyond_the_edge_in_mean_square(side: float) -> None:
     scape = Landscape(problem)
     hessian = torch.func.hessian(scape.loss)(scape.start)
     rate = 1.0 / torch.linalg.eigvalsh(hessian)[-1].item()
-    strength = side * largest_stable_sampled_strength(problem, learning_rate=rate, sampled=1)
+    strength = side * sampled_penalty_edge(problem, learning_rate=rate, sampled=1)
     batches, rule = torch.stack(scape.batches), sampled_penalty_rule(scape, strength=strength)
     one, rates = torch.arange(3).reshape(3, 1), torch.tensor([rate], dtype=torch.float64)
     rows = torch.cartesian_prod(*[torch.arange(3)] * 7)

@@ -71,11 +71,13 @@ def test_an_update_of_ones_own_is_verified_drawn_and_stored(tmp_path: Path, monk
     [
         (("--problem", "rosenbrock"), "use one of quadratic, logistic, tanh_mlp"),
         (("--problem", "math:pi2"), "cannot be imported"),
-        (("--problem", "math:pi"), "expected a function"),
-        (("--problem", "math:sqrt"), "raised TypeError"),
+        (("--problem", "math:pi"), "own code is imported from there only"),
+        (("--problem", "own_wrong_module:pi"), "expected a function"),
+        (("--problem", "own_wrong_module:sqrt"), "raised TypeError"),
+        (("--problem", "own_wrong_module:three"), "returned a int; expected a tacit.Problem"),
         (("--update", "sgdd"), "use one of gd, heavy_ball"),
         (("--update", "math:pi2"), "cannot be imported"),
-        (("--update", "math:sqrt", "--problem", "logistic"), "raised TypeError"),
+        (("--update", "own_wrong_module:sqrt", "--problem", "logistic"), "raised TypeError"),
         (("--update", "json:dumps2"), "cannot be imported"),
         (("--json", "no-such-folder/out.json"), "does not exist"),
         (("--json", "."), "is a folder"),
@@ -89,9 +91,13 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     quick: None,
     arguments: tuple[str, ...],
     said: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "own_wrong_module.py").write_text("from math import pi, sqrt\ndef three(): return 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_wrong_module", raising=False)
     monkeypatch.setattr(sys, "argv", ["tacit", "verify", *arguments])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -114,6 +120,20 @@ def test_in_the_picture_sgd_follows_the_modified_flow_and_leaves_gradient_flow()
     assert (end - paths["modified flow"][-1]).norm() < 0.1 * (end - paths["gradient flow"][-1]).norm()
     stopped = paths["gradient flow"]
     assert (stopped[-1] - stopped[-2]).norm() < 1e-6  # in the valley; SGD moves on along it
+
+
+@pytest.mark.parametrize("option", ["--figure", "--picture"])
+def test_a_figure_without_matplotlib_is_refused_before_anything_is_measured(
+    quick: None, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", ["tacit", "verify", option, str(tmp_path / "out.svg")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    written = capsys.readouterr()
+    assert "pip install '.[figures]'" in written.err
+    assert written.out == ""
 
 
 def test_a_figure_with_nothing_measured_is_still_drawn(tmp_path: Path) -> None:

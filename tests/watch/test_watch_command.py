@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -28,7 +29,7 @@ def test_it_serves_until_it_is_stopped(number: int, code: int, tmp_path: Path) -
         first = process.stdout.readline()
         address = re.match(r"(http://127\.0\.0\.1:\d+/) shows .*; Ctrl-C ends it\.", first)
         assert address, first
-        with urllib.request.urlopen(f"{address[1]}state", timeout=30) as answer:
+        with urllib.request.urlopen(f"{address[1]}state?test_accuracy", timeout=30) as answer:
             assert b'"rates"' in answer.read()
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
@@ -39,9 +40,8 @@ def test_it_serves_until_it_is_stopped(number: int, code: int, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "'nowhere' does not exist; expected a folder"),
         (["file"], "'file' is a file; expected a folder"),
-        (["runs", "--host", "192.0.2.1"], "--host '192.0.2.1' is no address of this machine"),
+        (["runs", "--port", "PORT"], "port PORT is in use; choose another with --port"),
     ],
 )
 def test_what_cannot_be_watched_is_one_sentence(
@@ -54,13 +54,30 @@ def test_what_cannot_be_watched_is_one_sentence(
     (tmp_path / "file").write_text("")
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["tacit", "watch", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        monkeypatch.setattr(sys, "argv", ["tacit", "watch", *(port if each == "PORT" else each for each in arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
     found = capsys.readouterr().err
     assert ended.value.code == 2
-    assert found.startswith(f"tacit: {message}")
+    assert found.startswith(f"tacit: {message.replace('PORT', port)}")
     assert found.count("\n") == 1
+
+
+def test_a_folder_that_does_not_exist_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tacit.watch.server import WatchServer
+
+    def stop(server: WatchServer, poll_interval: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WatchServer, "serve_forever", stop)
+    monkeypatch.setattr(sys, "argv", ["tacit", "watch", str(tmp_path / "runs"), "--port", "0", "--no-open"])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"shows {tmp_path / 'runs'}, which does not exist yet; Ctrl-C ends it." in capsys.readouterr().out
 
 
 def test_open_opens_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,32 @@ from chromium import browser, evaluate_at, hook
 from made_folders import finish, make_folder, rates_study, train_a_part
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet
-from tacit.watch.observer import Observer
 from tacit.watch.page import content_security_policy
 from tacit.watch.server import WatchServer
+from tacit.watch.state import Answer, answers
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 
 
-class Scripted(Observer):
+class Scripted(Answer):
     """Reads the folder at every question, after the next step of a list has changed it."""
 
-    def __init__(self, path: Path, steps: list[Callable[[], None]]) -> None:
-        super().__init__(path)
-        self.steps, self.questions = steps, threading.Lock()
+    def __init__(self, answer: Answer, steps: list[Callable[[], None]]) -> None:
+        super().__init__(answer.make)
+        self.steps = steps
 
-    def answer(self, instance: str = "", version: int = 0) -> str:
-        with self.questions:
-            if self.steps:
-                self.steps.pop(0)()
-            self.read()
-            self.judge()
-            return super().answer(instance, version)
+    def text(self) -> bytes:
+        if self.steps:
+            self.steps.pop(0)()
+        self._valid_until = 0.0
+        return super().text()
 
 
-def seen(observer: Observer, script: str, folder: Path, *, when: str) -> Any:
+def seen(path: Path, script: str, folder: Path, *, when: str, steps: Sequence[Callable[[], None]] = ()) -> Any:
     browser()  # skips before anything is started
-    server = WatchServer(observer)
+    made = {address: Scripted(answer, []) for address, answer in answers(path).items()}
+    made["/state?test_accuracy"].steps = list(steps)
+    server = WatchServer(made)
     page = hook(server.page.decode(), script, when=when)
     server.page, server.policy = page.encode(), content_security_policy(page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -67,7 +67,7 @@ LOOK = """(async () => {
   const found = {
     states: cells.map((cell) => cell.className),
     facts: document.querySelector("progress + p").textContent,
-    driver: document.querySelector(".driver").textContent,
+    running: document.querySelector(".running").textContent,
     failure: document.querySelector("pre")?.textContent,
     question: document.querySelector("article > p").textContent,
     figures: [...document.querySelectorAll("figure h4")].map((each) => each.textContent),
@@ -96,6 +96,18 @@ LOOK = """(async () => {
   document.getElementById("theme").click();
   await pause();
   found.themed = canvas.toDataURL() !== before;
+  const dark = canvas.toDataURL();
+  document.querySelector("article details summary").click();
+  await pause();
+  found.header = [...document.querySelectorAll("article th")].map((each) => each.textContent);
+  found.rows = document.querySelectorAll("article tr").length - 1;
+  const metric = document.getElementById("metric");
+  metric.value = "full_loss";
+  metric.dispatchEvent(new Event("change"));
+  for (let tries = 0; tries < 100 && !canvas.ariaLabel.startsWith("training loss"); tries++) await pause();
+  await pause();
+  found.metric = canvas.ariaLabel;
+  found.loss = canvas.toDataURL() !== dark;
   return found;
 })()"""
 
@@ -112,16 +124,17 @@ def test_the_page_follows_a_folder_and_answers_the_keyboard(
         folder.write_failure(fleets[2].id, {"error": f"Traceback\n{HOSTILE}", "attempts": 3})
 
     found = seen(
-        Scripted(folder.path, [lambda: train_a_part(folder, fleets[0], 0.5), later]),
+        folder.path,
         LOOK,
         tmp_path,
-        when="answered >= 2",
+        when="answered >= 2 && judged >= 2",
+        steps=[lambda: train_a_part(folder, fleets[0], 0.5), later],
     )
     runs = sum(len(fleet.runs) for fleet in fleets)
     waiting = len(fleets) - 3
     assert sorted(found["states"]) == sorted(["finished", "stopped", "failed", *["waiting"] * waiting])
     assert f"{len(fleets[0].runs)} of {runs} runs" in found["facts"]
-    assert found["driver"].startswith("no driver is alive")
+    assert found["running"].startswith("no process trains here")
     assert found["failure"].endswith(HOSTILE)
     assert found["question"] == HOSTILE
     assert found["figures"] == [f"Mine: {HOSTILE} "]
@@ -138,6 +151,12 @@ def test_the_page_follows_a_folder_and_answers_the_keyboard(
     assert found["highlighted"]
     assert found["released"]
     assert found["themed"]
+    assert found["header"] == [
+        "learning rate ε", "seed", "epochs", "best test accuracy", "last test accuracy", "fleet"
+    ]  # fmt: skip
+    assert found["rows"] == len(fleets[0].runs) + len(fleets[1].runs)
+    assert found["metric"].startswith("training loss of the runs of rates against epochs; the best is 0.1")
+    assert found["loss"]
 
 
 def test_the_page_shows_two_thousand_runs(tmp_path: Path) -> None:
@@ -147,5 +166,5 @@ def test_the_page_shows_two_thousand_runs(tmp_path: Path) -> None:
         finish(folder, fleet)
     script = """(() => ({ cells: document.querySelectorAll(".cells .finished").length,
       facts: document.querySelector("progress + p").textContent, error: window.lastError ?? null }))()"""
-    found = seen(Scripted(folder.path, []), script, tmp_path, when="answered >= 1")
+    found = seen(folder.path, script, tmp_path, when="answered >= 1")
     assert found == {"cells": len(fleets), "facts": "100 % done: 2000 of 2000 runs", "error": None}

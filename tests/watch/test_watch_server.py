@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,22 +14,10 @@ import pytest
 
 from made_folders import everything, finish, make_folder, rates_study
 from tacit._errors import InputError
-from tacit.watch import server as server_module
-from tacit.watch.observer import Observer
-from tacit.watch.server import WatchServer, host_of, is_loopback
+from tacit.watch.server import WatchServer, host_of
+from tacit.watch.state import answers
 
-
-def serving(path: Path, **options: object) -> Iterator[WatchServer]:
-    observer = Observer(path)
-    server = WatchServer(observer, **options)  # type: ignore[arg-type]
-    observer.start()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    observer.stop()
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+STATE = "/state?test_accuracy"
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[WatchServer]:
-    yield from serving(folder)
-
-
-@pytest.fixture(scope="module")
-def guarded(folder: Path) -> Iterator[WatchServer]:
-    yield from serving(folder, token=True)
+    server = WatchServer(answers(folder))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
 
 
 def raw(server: WatchServer, request: bytes, *, seconds: float = 5.0) -> bytes:
     """All bytes that the server answers to these bytes."""
     found = b""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as client:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=seconds) as client:
         with contextlib.suppress(ConnectionError):  # refused and hung up before it had read everything; it did answer
             client.sendall(request)
         try:
@@ -66,28 +54,37 @@ def raw(server: WatchServer, request: bytes, *, seconds: float = 5.0) -> bytes:
     return found
 
 
-def get(server: WatchServer, target: str, *, method: str = "GET", host: str = "") -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+def get(
+    server: WatchServer, target: str, *, method: str = "GET", host: str = "", tag: str = ""
+) -> tuple[int, bytes, str]:
+    """The status, the content and the tag of an answer."""
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     connection.putrequest(method, target, skip_host=True)
-    connection.putheader("Host", host or f"127.0.0.1:{server.port}")
+    connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+    if tag:
+        connection.putheader("If-None-Match", tag)
     connection.endheaders()
     answer = connection.getresponse()
-    found = answer.status, answer.read()
+    found = answer.status, answer.read(), answer.getheader("ETag", "")
     connection.close()
     return found
 
 
 def test_the_page_and_its_state(server: WatchServer) -> None:
-    status, page = get(server, "/")
+    status, page, _ = get(server, "/")
     assert status == 200
     assert page == server.page
-    status, state = get(server, "/state")
-    found = json.loads(state)
+    status, state, tag = get(server, STATE)
     assert status == 200
-    assert any(name.startswith("study ") for name in found["items"])
-    status, news = get(server, f"/state?since={found['instance']}-{found['version']}")
-    assert status == 200
-    assert json.loads(news)["whole"] is False
+    assert [study["name"] for study in json.loads(state)["folders"][0]["studies"]] == ["rates"]
+    assert get(server, STATE, tag=tag) == (304, b"", tag)
+    assert get(server, STATE, tag='"another"')[:2] == (200, state)
+    assert get(server, "/figures")[0] == 200
+
+
+def test_it_listens_on_loopback_only(server: WatchServer) -> None:
+    assert server.address == f"http://127.0.0.1:{server.server_port}/"
+    assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
 def test_head_has_no_body(server: WatchServer) -> None:
@@ -106,27 +103,25 @@ HOSTILE = {
     "a file of the package": b"GET /watch.js HTTP/1.1\r\n" + HOST,
     "a file of the folder": b"GET /studies/rates.json HTTP/1.1\r\n" + HOST,
     "a whole address": b"GET http://127.0.0.1/state HTTP/1.1\r\n" + HOST,
-    "a large query": b"GET /state?since=" + b"0" * 5000 + b" HTTP/1.1\r\n" + HOST,
+    "a wrong query": b"GET /state?accuracy HTTP/1.1\r\n" + HOST,
+    "no query": b"GET /state HTTP/1.1\r\n" + HOST,
     "a huge query": b"GET /state?" + b"x" * 1_000_000 + b" HTTP/1.1\r\n" + HOST,
-    "a wrong query": b"GET /state?since=zzzzzzzz-1 HTTP/1.1\r\n" + HOST,
-    "a large number": b"GET /state?since=00000000-9999999999999 HTTP/1.1\r\n" + HOST,
     "a query for the page": b"GET /?x=1 HTTP/1.1\r\n" + HOST,
-    "huge headers": b"GET /state HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"y" * 60_000 + b"\r\n\r\n",
     "many headers": b"GET /state HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
-    "no host": b"GET /state HTTP/1.1\r\n\r\n",
-    "an old request": b"GET /state\r\n\r\n",
-    "two hosts": b"GET /state HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
-    "another host": b"GET /state HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-    "a host that looks like ours": b"GET /state HTTP/1.1\r\nHost: localhost.evil.example\r\n\r\n",
-    "a host with a user": b"GET /state HTTP/1.1\r\nHost: localhost@evil.example\r\n\r\n",
-    "another machine's number": b"GET /state HTTP/1.1\r\nHost: 192.168.0.7\r\n\r\n",
-    "post": b"POST /state HTTP/1.1\r\nContent-Length: 3\r\nHost: localhost\r\n\r\nabc",
+    "no host": b"GET /state?test_accuracy HTTP/1.1\r\n\r\n",
+    "an old request": b"GET /state?test_accuracy\r\n\r\n",
+    "two hosts": b"GET /state?test_accuracy HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    "another host": b"GET /state?test_accuracy HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+    "a host that looks like ours": b"GET /state?test_accuracy HTTP/1.1\r\nHost: localhost.evil.example\r\n\r\n",
+    "a host with a user": b"GET /state?test_accuracy HTTP/1.1\r\nHost: localhost@evil.example\r\n\r\n",
+    "another machine's number": b"GET /state?test_accuracy HTTP/1.1\r\nHost: 192.168.0.7\r\n\r\n",
+    "post": b"POST /state?test_accuracy HTTP/1.1\r\nContent-Length: 3\r\nHost: localhost\r\n\r\nabc",
     "put": b"PUT / HTTP/1.1\r\n" + HOST,
-    "delete": b"DELETE /state HTTP/1.1\r\n" + HOST,
+    "delete": b"DELETE /state?test_accuracy HTTP/1.1\r\n" + HOST,
     "options": b"OPTIONS / HTTP/1.1\r\n" + HOST,
     "connect": b"CONNECT evil.example:443 HTTP/1.1\r\n" + HOST,
-    "no method of this world": b"<script>alert(1)</script> /state HTTP/1.1\r\n" + HOST,
-    "another version": b"GET /state HTTP/9.9\r\n" + HOST,
+    "no method of this world": b"<script>alert(1)</script> /state?test_accuracy HTTP/1.1\r\n" + HOST,
+    "another version": b"GET /state?test_accuracy HTTP/9.9\r\n" + HOST,
     "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100) + b"\n\r\n",
     "empty": b"\r\n\r\n",
 }
@@ -139,7 +134,7 @@ def test_a_hostile_request_gets_nothing(name: str, server: WatchServer) -> None:
     assert body == b""
     assert b"200" not in head.split(b"\r\n")[0]
     assert b"alert" not in answer
-    assert get(server, "/state")[0] == 200  # and the next one is answered
+    assert get(server, STATE)[0] == 200  # and the next one is answered
 
 
 def test_wrong_methods_are_told_the_right_ones(server: WatchServer) -> None:
@@ -153,80 +148,9 @@ def test_names_of_this_machine_are_known(host: str, server: WatchServer) -> None
     assert get(server, "/", host=host)[0] == 200
 
 
-def test_a_token_is_needed_where_there_is_one(guarded: WatchServer) -> None:
-    token = guarded.token
-    assert len(token) >= 32
-    assert guarded.address == f"http://127.0.0.1:{guarded.port}/{token}/"
-    assert get(guarded, f"/{token}/")[0] == 200
-    assert get(guarded, f"/{token}/state")[0] == 200
-    wrong = token[:-1] + ("A" if token[-1] != "A" else "B")
-    for target in (
-        "/",
-        "/state",
-        "//state",
-        f"/{wrong}/",
-        f"/{token}",
-        f"/{token[:-1]}/",
-        f"/x/{token}/",
-        "/%FF/",
-        "/é/",
-    ):
-        request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1")
-        assert raw(guarded, request).startswith(b"HTTP/1.0 404"), target
-
-
-def test_beyond_loopback_there_is_a_token(folder: Path) -> None:
-    for server in serving(folder, host="0.0.0.0"):
-        assert server.token
-        assert server.address.endswith(f":{server.port}/{server.token}/")
-        assert get(server, f"/{server.token}/", host="10.1.2.3")[0] == 200
-        assert get(server, f"/{server.token}/", host=socket.gethostname())[0] == 200
-        assert get(server, f"/{server.token}/", host="evil.example")[0] == 421
-        assert get(server, "/")[0] == 404
-
-
-def test_on_loopback_there_is_none(server: WatchServer) -> None:
-    assert server.token == ""
-    assert server.address == f"http://127.0.0.1:{server.port}/"
-
-
-def test_what_loopback_is() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LocalHost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "10.0.0.1", "example.org", "127.0.0.1.evil.example")))
-
-
 @pytest.mark.parametrize("header", ["", "a b", "localhost:x", "[::1", "x" * 300, "localhost\tevil", "[zz]"])
 def test_what_is_no_host_is_empty(header: str) -> None:
     assert host_of(header) == ""
-
-
-def test_a_slow_client_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_SECONDS", 0.3)
-    for server in serving(folder):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as slow:
-            began = time.monotonic()
-            try:
-                while time.monotonic() - began < 8:  # a byte now and then, for ever
-                    slow.sendall(b"G")
-                    time.sleep(0.05)
-            except OSError:
-                pass
-            assert time.monotonic() - began < 8
-        assert get(server, "/")[0] == 200
-
-
-def test_many_idle_connections_are_dropped_and_others_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(server_module, "MOST_SECONDS", 0.5)
-    for server in serving(folder):
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(12)]
-        end = time.monotonic() + 10
-        found = b""
-        while b" 200 " not in found and time.monotonic() < end:
-            found = raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 200 " in found
-        for each in idle:
-            each.close()
 
 
 def test_answers_forbid_what_the_page_does_not_need(server: WatchServer) -> None:
@@ -249,16 +173,11 @@ def test_serving_changes_nothing(folder: Path, server: WatchServer) -> None:
     before = everything(folder.parent)
     for request in HOSTILE.values():
         raw(server, request)
-    for target in ("/", "/state"):
+    for target in ("/", STATE):
         get(server, target)
     assert everything(folder.parent) == before
 
 
 def test_a_port_in_use_is_one_sentence(server: WatchServer, folder: Path) -> None:
-    with pytest.raises(InputError, match=rf"port {server.port} of 127.0.0.1 is in use; .*--port 0"):
-        WatchServer(Observer(folder), port=server.port)
-
-
-def test_a_host_of_another_machine_is_one_sentence(folder: Path) -> None:
-    with pytest.raises(InputError, match="no address of this machine"):
-        WatchServer(Observer(folder), host="192.0.2.1")
+    with pytest.raises(InputError, match=rf"port {server.server_port} is in use; .*--port 0"):
+        WatchServer(answers(folder), port=server.server_port)

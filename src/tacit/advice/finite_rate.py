@@ -28,7 +28,7 @@ from tacit._arguments import finite_number
 from tacit.diagnostics.spectrum import Spectrum
 from tacit.edges import stability_limit
 
-CALIBRATION = 2.0  # on MNIST-1D pilots, seeds 60 to 63 (LOG.md): × 1 won back 62 to 190 %, × 2 98 to 240 %
+CALIBRATION = 2.0  # on MNIST-1D pilots, seeds 60 to 63 (docs/lessons.md): × 1 won back 62 to 190 %, × 2 98 to 240 %
 CLOSEST = 0.9  # of the edge: beyond, the noise of a direction is not described by a stationary variance
 
 

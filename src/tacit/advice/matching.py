@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit.advice.advice import Advice
 from tacit.advice.checks import check_match, check_measurement
-from tacit.advice.every_edge import largest_stable_strength_every
-from tacit.advice.finite_rate import CALIBRATION, finite_rate_factor
-from tacit.advice.momentum import RegularizerFactors, regularizer_factors
+from tacit.advice.move import Move, matching_batch_size
 from tacit.advice.optimizers import Momentum, optimizer_settings
 from tacit.advice.price import EVERY, Alternative
-from tacit.advice.wording import (
-    CALIBRATED,
-    HELD,
-    advice_sentence,
-    changed_rate_note,
-    condition_lines,
-    rate_line,
-    stability_notes,
-    strength_lines,
-    undecided_note,
-)
-from tacit.diagnostics.estimates import Estimate, estimate
+from tacit.diagnostics.estimates import Estimate
 from tacit.diagnostics.measurement import Measurement
+from tacit.diagnostics.measuring import examples_needed
+from tacit.edges import Step, largest_stable_learning_rate, sampling_factor
 
 TOO_WIDE = 2.0  # an interval whose ends differ by more than this factor does not settle a choice by powers of two
 SHARE_OF_EDGE = 0.75  # of the largest stable strength: more is never advised
-
-
-@dataclass(frozen=True)
-class Term:
-    """One regularizer of the equation: (1/4)(full ‖∇C‖² + noise (1/B − 1/N) V), with the factors of its optimizer."""
-
-    factors: RegularizerFactors
-    batch_size: int
-
-    def scaled_noise(self, factor: float) -> Term:
-        return Term(RegularizerFactors(self.factors.full, factor * self.factors.noise), self.batch_size)
-
-    def minus(self) -> Term:
-        return Term(RegularizerFactors(-self.factors.full, -self.factors.noise), self.batch_size)
+SHARE_OF_SAMPLED_EDGE = 0.5  # of λ*(q): divergence was seen from 0.6 of it on (docs/large-batch.md)
 
 
 def match(
@@ -61,6 +34,7 @@ def match(
     nesterov: bool = False,
     optimizer: Any = None,
     every: int = 1,
+    sampled: int | None = None,
 ) -> Advice:
     """The (ε', B') of equal implicit regularization, and the explicit strength that makes up a difference.
 
@@ -79,6 +53,11 @@ def match(
     largest stable strength λ*; with `every=k` λ* is that of k − 1 plain steps and one with kλ. Without curvature λ is
     the first-order number. The matched rate always is: with curvature, λ at that rate is not 0.
 
+    A penalty on `sampled=q` drawn micro-batches has the same λ, costs less, and has a lower edge λ*(q). By default q is
+    the smallest of 1, 2, 4, … for which λ is at most half of λ*(q). Where none is small enough, or where curvatures of
+    micro-batches were not measured (`measure(…, batch_size=b)`), all of them are penalised. A `sampled` of one's own
+    holds λ to half of λ*(q); B'/b is the whole penalty.
+
     Give `new_batch_size`, `new_learning_rate` or both. With a new batch size alone the rate stays, and the rate that
     would match without a penalty is given beside; with a new rate alone the batch size that matches it is looked for.
     `micro_batch_size` is b, by default the old batch size (or the new one, if smaller).
@@ -88,182 +67,175 @@ def match(
     larger batch at the same rate needs as many updates, and more epochs.
     """
     own = optimizer_settings(optimizer, momentum, nesterov)
-    beta = own.momentum
     learning_rate = own.learning_rate if learning_rate is None else learning_rate
     every = whole_number("every", every, at_least=1)
-    check_match(seen.train_size if isinstance(seen, Measurement) else None, learning_rate, batch_size, new_batch_size,
-                new_learning_rate, micro_batch_size)  # fmt: skip
+    train_size = seen.train_size if isinstance(seen, Measurement) else None
+    check_match(train_size, learning_rate, batch_size, new_batch_size, new_learning_rate, micro_batch_size)
     check_measurement(seen)
     assert learning_rate is not None
     learning_rate, batch_size = float(learning_rate), int(batch_size)  # numpy's numbers have no JSON
     if new_batch_size is None:
         assert new_learning_rate is not None
-        new_batch_size = _matching_batch_size(seen, learning_rate, batch_size, new_learning_rate, beta)
+        new_batch_size = matching_batch_size(seen, learning_rate, batch_size, new_learning_rate, own.momentum)
+        if new_batch_size is None:
+            raise InputError(
+                f"no batch size gives learning_rate={new_learning_rate:g} as little regularization as "
+                f"({learning_rate:g}, B={batch_size}): even all {seen.train_size} examples have more from ‖∇C‖² alone. "
+                "Use a smaller rate."
+            )
     rate = learning_rate if new_learning_rate is None else float(new_learning_rate)
     new_batch_size = int(new_batch_size)
     micro = int(micro_batch_size or min(batch_size, new_batch_size))
-    old, unit, new = (
-        Term(_factors(seen, some, size, beta), size)
-        for some, size in ((learning_rate, batch_size), (1.0, new_batch_size), (rate, new_batch_size))
-    )
-    penalty = Term(RegularizerFactors(1.0, 1.0), micro)
-    matched = _ratio(seen, [old], unit).between(0.0, math.inf)
-    first = _ratio(seen, [old, new.minus()], penalty)
-    asked, factors, edge, notes = _strength(seen, old, new, penalty, (learning_rate, rate, beta), first, every)
-    strength = asked.between(0.0, math.inf)  # below 0 the move regularizes more than it has to; no λ takes that back
-    kind = "" if factors is None else CALIBRATED if not notes else HELD
-    by_noise = micro * (old.factors.noise / batch_size - new.factors.noise / new_batch_size)
-    moved = (learning_rate, batch_size, rate, new_batch_size, micro, every)
-    stops = None if seen.noise_scale is None else seen.noise_scale.scaled(new.factors.noise / new.factors.full)
-    lines = [
-        rate_line(beta, new_batch_size, matched),
-        *strength_lines(strength, first.between(0.0, math.inf), factors, edge, moved, beta, kind, by_noise),
-        *condition_lines(seen, beta, rate, stops),
-    ]
+    move = Move(seen, own.momentum, (learning_rate, rate), (batch_size, new_batch_size))
+    (old, new), matched, factors = move.terms, move.matched_rate(), move.finite_rate_factors
+    first, asked = move.first_order_strength(micro), move.strength(micro)
+    q = _drawn(move, micro, asked.value, every=every, sampled=sampled)
+    edge, most = move.edge(micro, every=every, sampled=q), _most(move, micro, every=every, sampled=q)
+    decided = _decided(matched, first, old.noise)
+    stable_rate = _largest_stable_rate(seen, own.momentum)
+    notes = [] if decided else [_undecided_note(seen, matched, first, learning_rate)]
+    notes += _edge_notes(move, micro, asked.value, edge, q, whole=every > 1 or sampled == new_batch_size // micro)
     if factors is not None and rate != learning_rate and not math.isnan(matched.value):
-        notes.append(changed_rate_note(matched))
+        notes.append(
+            f"ε' = {matched.value:.4g} is matched to first order, λ with a calibration and F at both rates, so λ is "
+            "not 0 at that rate: they are two ways, not two parts of one."
+        )
     if own.strength:
         notes.append(f"the optimizer's own penalty of strength {own.strength:g} is no part of what is matched.")
-    notes += stability_notes(seen, beta, rate, matched, learning_rate * new_batch_size / batch_size)
+    linear = learning_rate * new_batch_size / batch_size
+    rates = {"the rate": rate, "the matched rate": matched.value, "linear scaling to": linear}
+    notes += _stability_notes(stable_rate, own.momentum, rates)
     if asked.high < 0:
         notes.append(
             f"λ would be {asked.value:.3g}: (ε', B') regularizes more than (ε, B) already; lower the rate or raise the "
             "batch."
         )
-    decided = _decided(matched, first, old.factors.noise)
-    if not decided:
-        notes.insert(0, undecided_note(seen, matched, first, learning_rate))
-    shown: dict[str, Estimate | None] = {
-        "matched_learning_rate": matched, "strength": strength, "first_order_strength": first.between(0.0, math.inf),
-        "linear_scaling_stops": stops,
-        "stability": None if seen.largest_eigenvalue is None else seen.largest_eigenvalue.scaled(rate),
-    }  # fmt: skip
-    intervals = {name: (found.low, found.high) for name, found in shown.items() if found is not None}
+    stops, sharpest = seen.noise_scale, seen.largest_eigenvalue
+    shown = {
+        "matched_learning_rate": matched,
+        "strength": asked.between(-math.inf, most).between(0.0, math.inf),  # no λ takes a surplus back
+        "first_order_strength": first.between(0.0, math.inf),
+        "linear_scaling_stops": None if stops is None else stops.scaled(new.noise / new.full),
+        "stability": None if sharpest is None else sharpest.scaled(rate),
+    }
     values: dict[str, Any] = {name: None if found is None else found.value for name, found in shown.items()}
     return Advice(
-        advice_sentence(seen, decided, matched, strength, moved, beta, kind),
-        learning_rate, batch_size, rate, new_batch_size, micro, **values, noise_dominated_strength=by_noise,
-        intervals=intervals, decided=decided, lines=tuple(lines), notes=tuple(notes), momentum=beta,
-        weight_decay=own.weight_decay, every=every, finite_rate_factor=None if factors is None else factors[0],
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        new_learning_rate=rate,
+        new_batch_size=new_batch_size,
+        micro_batch_size=micro,
+        sampled=q,
+        every=every,
+        **values,
+        noise_dominated_strength=micro * (old.noise / batch_size - new.noise / new_batch_size),
         largest_stable_strength=edge,
-        alternatives=_alternatives(seen, old, new, micro, (learning_rate, rate, beta), every),
-    )  # fmt: skip
+        largest_stable_learning_rate=stable_rate,
+        finite_rate_factor=None if factors is None else factors[0],
+        new_finite_rate_factor=None if factors is None else factors[1],
+        intervals={name: (found.low, found.high) for name, found in shown.items() if found is not None},
+        decided=decided,
+        held=asked.value > most,
+        momentum=own.momentum,
+        weight_decay=own.weight_decay,
+        alternatives=_alternatives(move, micro, every=every, sampled=q),
+        notes=tuple(notes),
+    )
 
 
-def _factors(seen: Measurement, rate: float, batch_size: int, beta: Momentum) -> RegularizerFactors:
-    batches = max(1, seen.train_size // batch_size)
-    return regularizer_factors(rate, batches=batches, momentum=beta.beta, nesterov=beta.nesterov)
+# -- which micro-batches ----------------------------------------------------------------------------------------------
+def _share(sampled: int | None) -> float:
+    return SHARE_OF_EDGE if sampled is None else SHARE_OF_SAMPLED_EDGE
 
 
-def _strength(
-    seen: Measurement,
-    old: Term,
-    new: Term,
-    penalty: Term,
-    rates: tuple[float, float, Momentum],
-    first: Estimate,
-    every: int,
-) -> tuple[Estimate, tuple[float, float] | None, float | None, list[str]]:
-    """(λ, F at both rates, λ*, notes): λ₁, raised for the finite rate and held below the edge, where known."""
-    raised, factors = _raised_strength(seen, old, new, penalty, rates, first)
-    if factors is None:
-        return first, None, None, ["the edge was not measured: measure with learning_rate=… or curvature=True."]
-    edge = _edge(seen, rates[1], rates[2], (penalty.batch_size, new.batch_size), every)
-    if edge is None:
-        return raised, factors, None, []
-    most = SHARE_OF_EDGE * edge
-    held = raised.between(-math.inf, most)
-    if not raised.value > most:
-        return held, factors, edge, []
-    asked = f"matching asks for {raised.value:.3g}"
-    if edge == 0:
-        return held, factors, edge, [f"{asked}, but no λ is stable: the step is unstable without a penalty; lower ε'."]
-    cut = f"λ is held to {SHARE_OF_EDGE:g} λ* = {most:.3g}; "
-    return held, factors, edge, [f"{cut}{asked}, so a part of the regularization is not made up."]
+def _most(move: Move, micro: int, *, every: int, sampled: int | None) -> float:
+    """The largest strength that is advised; infinite where the edge was not measured."""
+    edge = move.edge(micro, every=every, sampled=sampled)
+    return math.inf if edge is None else _share(sampled) * edge
 
 
-def _raised_strength(
-    seen: Measurement, old: Term, new: Term, penalty: Term, rates: tuple[float, float, Momentum], first: Estimate
-) -> tuple[Estimate, tuple[float, float] | None]:
-    """(λ, F at both rates) before the edge: noise terms times F and the calibration, where curvature was measured."""
-    rate, new_rate, beta = rates
-    if seen.spectrum is None or seen.largest_eigenvalue is None:
-        return first, None
-    factor = finite_rate_factor(seen.spectrum, learning_rate=rate, momentum=beta.beta, nesterov=beta.nesterov)
-    at_new = finite_rate_factor(seen.spectrum, learning_rate=new_rate, momentum=beta.beta, nesterov=beta.nesterov)
-    noise = [old.scaled_noise(CALIBRATION * factor), new.scaled_noise(CALIBRATION * at_new).minus()]
-    return _ratio(seen, noise, penalty), (factor, at_new)
-
-
-def _edge(seen: Measurement, rate: float, beta: Momentum, sizes: tuple[int, int], every: int) -> float | None:
-    """λ* on every k-th step, micro-batches and minibatches of these sizes; None where curvature was not measured."""
-    if seen.spectrum is None or seen.largest_eigenvalue is None or not seen.largest_eigenvalue.value > 0:
+def _drawn(move: Move, micro: int, asked: float, *, every: int, sampled: int | None) -> int | None:
+    """q, the one that was asked for or the fewest micro-batches whose edge leaves room; None: all of them."""
+    batches = move.sizes[1] // micro
+    if sampled is not None:
+        sampling_factor(batches, sampled)  # refuses what is no number of them
+        return None if sampled == batches else int(sampled)
+    if every > 1 or not asked > 0 or not move.knows_draws(micro):
         return None
-    micro, batch = sizes
-    return largest_stable_strength_every(
-        rate, seen.largest_eigenvalue.value, every=every, momentum=beta,
-        curvature_spread=seen.spectrum.curvature_spread(micro),
-        # Only momentum remembers how minibatches differ; without it SHARE_OF_EDGE leaves room enough.
-        batch_spread=seen.spectrum.curvature_spread(batch) if beta.beta else 0.0,
-    )  # fmt: skip
+    powers = [2**power for power in range((batches - 1).bit_length())]
+    return next((q for q in powers if asked <= _most(move, micro, every=1, sampled=q)), None)
 
 
-def _alternatives(
-    seen: Measurement, old: Term, new: Term, micro: int, rates: tuple[float, float, Momentum], every: int
-) -> tuple[Alternative, ...]:
-    """The strengths of equal expected regularization on micro-batches of b, 4b, 16b … up to the whole batch."""
+def _alternatives(move: Move, micro: int, *, every: int, sampled: int | None) -> tuple[Alternative, ...]:
+    """Equal expected regularization on micro-batches of b, 4b, 16b … up to the whole batch, and the most advised."""
     sizes, found = [micro], []
-    while sizes[-1] < new.batch_size:
-        sizes.append(min(4 * sizes[-1], new.batch_size))
+    while sizes[-1] < move.sizes[1]:
+        sizes.append(min(4 * sizes[-1], move.sizes[1]))
     for size in sizes:
-        penalty = Term(RegularizerFactors(1.0, 1.0), size)
-        first = _ratio(seen, [old, new.minus()], penalty)
-        strength, _ = _raised_strength(seen, old, new, penalty, rates, first)
-        edges = {k: _edge(seen, rates[1], rates[2], (size, new.batch_size), k) for k in {*EVERY, every}}
-        most = {k: math.inf if edge is None else SHARE_OF_EDGE * edge for k, edge in edges.items()}
-        found.append(Alternative(size, strength.between(0.0, math.inf).value, most))
+        strength = move.strength(size).between(0.0, math.inf).value
+        whole = {k: _most(move, size, every=k, sampled=None) for k in sorted({*EVERY, every})}
+        q = sampled if size == micro else _drawn(move, size, strength, every=1, sampled=None)
+        drawn = {} if q is None else {q: _most(move, size, every=every if size == micro else 1, sampled=q)}
+        found.append(Alternative(size, strength, whole, drawn))
     return tuple(found)
 
 
-def _ratio(seen: Measurement, terms: list[Term], below: Term) -> Estimate:
-    """Σ of the terms over the one below, with the jackknife interval of the whole expression."""
-    size = seen.train_size
-
-    def statistic(squared_norm: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        def regularizer(term: Term) -> np.ndarray:
-            share = 1 / term.batch_size - 1 / size
-            return term.factors.full * squared_norm + term.factors.noise * share * variance
-
-        upper, lower = sum(regularizer(term) for term in terms), regularizer(below)
-        # A sample too small to keep C_reg above zero says nothing about a quotient by it.
-        return np.where(lower > 0, upper / np.where(lower > 0, lower, 1.0), np.nan)
-
-    assert seen.moments is not None
-    return estimate(seen.moments, statistic, confidence=seen.confidence, floor=-math.inf)
-
-
-def _matching_batch_size(
-    seen: Measurement, learning_rate: float, batch_size: int, new_rate: float, beta: Momentum
-) -> int:
-    """B' at which the new rate regularizes as much: the regularizer falls with B', so by halving."""
-
-    def excess(size: int) -> float:
-        old, new = _factors(seen, learning_rate, batch_size, beta), _factors(seen, new_rate, size, beta)
-        return _ratio(seen, [Term(new, size), Term(old, batch_size).minus()], Term(RegularizerFactors(1, 1), 1)).value
-
-    low, high = 1, seen.train_size
-    if excess(high) > 0:
-        raise InputError(
-            f"no batch size gives learning_rate={new_rate:g} as little regularization as ({learning_rate:g}, "
-            f"B={batch_size}): even all {seen.train_size} examples have more from ‖∇C‖² alone. Use a smaller rate."
+def _edge_notes(
+    move: Move, micro: int, asked: float, edge: float | None, sampled: int | None, *, whole: bool
+) -> list[str]:
+    """What holds λ back, and what was not measured; `whole`: that all micro-batches are penalised was asked for."""
+    if move.finite_rate_factors is None:
+        return ["the edge was not measured: measure with learning_rate=… or curvature=True."]
+    notes = []
+    if edge == 0 and asked > 0:
+        notes.append(
+            f"matching asks for {asked:.3g}, but no λ is stable: the step is unstable without a penalty; lower ε'."
         )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return min((low, high), key=lambda size: abs(excess(size)))
+    elif edge is not None and asked > _share(sampled) * edge:
+        star = "λ*" if sampled is None else f"λ*({sampled})"
+        notes.append(
+            f"λ is held to {_share(sampled):g} {star} = {_share(sampled) * edge:.3g}; matching asks for {asked:.3g}, "
+            "so a part of the regularization is not made up."
+        )
+    if not whole and asked > 0 and move.sizes[1] >= 2 * micro and not move.knows_draws(micro):
+        so = "all are penalised" if sampled is None else f"λ*({sampled}) is not known"
+        notes.append(
+            f"how curvature differs between micro-batches of {micro} was not measured, so {so}: measure with "
+            f"batch_size={micro} among the sizes, and at least 8 such micro-batches."
+        )
+    return notes
 
 
+# -- what the sample and the rate say ---------------------------------------------------------------------------------
 def _decided(matched: Estimate, strength: Estimate, effective_rate: float) -> bool:
     """Whether the sample settles the advice: ε' within a factor of two, λ within half of the rate that it replaces."""
     wide = not matched.low > 0 or matched.high > TOO_WIDE * matched.low
     return not (wide or not strength.high - strength.low <= effective_rate)
+
+
+def _undecided_note(seen: Measurement, matched: Estimate, strength: Estimate, learning_rate: float) -> str:
+    assert seen.full_gradient_squared_norm is not None
+    spread = max(matched.high - matched.low, strength.high - strength.low) / learning_rate
+    by_width = math.ceil(seen.sample * max(spread, 1.5) ** 2) if math.isfinite(spread) else seen.sample
+    by_norm = examples_needed(seen.sample, seen.train_size, seen.full_gradient_squared_norm)
+    return f"can't tell from this sample: use at least {min(seen.train_size, max(by_width, by_norm))} examples."
+
+
+def _largest_stable_rate(seen: Measurement, beta: Momentum) -> float | None:
+    """2/λ_max without momentum; None where λ_max was not measured, infinite where nothing is curved upwards."""
+    found = seen.largest_eigenvalue
+    if found is None or not found.value > 0:
+        return None if found is None else math.inf
+    return largest_stable_learning_rate(found.value, step=Step(momentum=beta.beta, nesterov=beta.nesterov))
+
+
+def _stability_notes(largest: float | None, beta: Momentum, rates: dict[str, float]) -> list[str]:
+    if largest is None:
+        return ["stability was not measured: measure with learning_rate=… or curvature=True."]
+    edge = f"{'2/λ_max' if beta.beta == 0 else 'the edge'} = {largest:.3g}"
+    return [
+        f"{words} ε' = {value:.4g} is beyond {edge}: unstable at the measured point; training moves to flatter places "
+        "or fails."
+        for words, value in rates.items()
+        if value >= largest
+    ]

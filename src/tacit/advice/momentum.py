@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
+from tacit.theory.modified_losses import momentum_variance_factor
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,6 @@ def regularizer_factors(
     beta = finite_number("momentum", momentum)
     if beta >= 1:
         raise InputError(f"momentum={momentum!r}; expected 0 <= momentum < 1.")
-    effective = rate / (1 - beta)
+    effective, rho = rate / (1 - beta), momentum_variance_factor(m, beta)
     amplified = (1 - beta + 2 * beta**2 if nesterov else 1 + beta) / (1 - beta)
-    return RegularizerFactors(effective * amplified, effective * _noise_factor(m, beta, nesterov=nesterov))
-
-
-def _noise_factor(batches: int, beta: float, *, nesterov: bool) -> float:
-    """ρ_m(β), the sum in closed form: Σ_{n=1}^{m−1} (m−n) β^n = β (m(1−β) − (1 − β^m))/(1−β)²."""
-    if batches == 1 or beta == 0:
-        return 1.0  # one minibatch has no variance to weigh
-    pairs = batches * (batches - 1) / 2
-    lost = beta * (batches * (1 - beta) - (1 - beta**batches)) / (1 - beta) ** 2
-    return 1 - (beta if nesterov else 1.0) * lost / pairs
+    return RegularizerFactors(effective * amplified, effective * (1 - beta * (1 - rho) if nesterov else rho))

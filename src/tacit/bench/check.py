@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit._errors import InputError
+from tacit._timing import time_interleaved, waits_for
 from tacit.bench.memory import allocated_bytes
 from tacit.bench.paired import median_with_interval
 from tacit.bench.run import machine
-from tacit.bench.steps import STRENGTH, Step, time_interleaved
+from tacit.bench.steps import STRENGTH
 from tacit.edges import largest_stable_strength
 from tacit.penalty import GradientPenalty, Relative, SharpnessAware
-from tacit.penalty.draws import rows_of
-from tacit.penalty.pieces import count_rows, row_tensors, with_tensors
+from tacit.penalty.pieces import count_rows, row_tensors, rows_of, with_tensors
 
 ROUNDS = 11
 COMPARED_ROWS = 64  # of the batch, with the gradient in float64, which GPUs form slowly
@@ -55,19 +55,10 @@ def check_model(
     if not parameters:
         raise InputError("the model has no trainable parameters; expected at least one with requires_grad=True.")
     with _put_back(model):
-        try:
-            loss = closure(*batch)
-        except Exception as error:
-            raise InputError(f"the closure raised: {_sentence(error)}") from error
-        if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
-            raise InputError(
-                f"the closure's loss has {found}; expected a scalar tensor that backward can be called on."
-            )
-        loss.backward()
-        del loss
-        say(f"comparing with float64 on {min(size, COMPARED_ROWS)} rows")
-        exact = _tried(_exactness, model, closure, rows_of(batch, torch.arange(min(size, COMPARED_ROWS))))
+        _check_closure(closure, batch)
+        compared = min(size, COMPARED_ROWS)
+        say(f"comparing with float64 on {compared} rows")
+        exact = _tried(_exactness, model, closure, rows_of(batch, torch.arange(compared)))
         prices = _prices(model, closure, batch, drawn, rounds, say)
         say("measuring strengths")
         strengths = _tried(_strengths, model, closure, batch, learning_rate)
@@ -86,6 +77,16 @@ def check_model(
         "strengths": strengths,
         "relative": relative,
     }
+
+
+def _check_closure(closure: Closure, batch: tuple[Any, ...]) -> None:
+    loss = _tried(closure, *batch)
+    if isinstance(loss, dict) and "error" in loss:
+        raise InputError(f"the closure raised: {loss['error']}")
+    if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+        raise InputError(f"the closure's loss has {found}; expected a scalar tensor that backward can be called on.")
+    loss.backward()
 
 
 def _exactness(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> dict[str, Any]:
@@ -118,7 +119,8 @@ def _exactness(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> di
 def _float64_gradients(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
     """∇Ĉ and ∇²Ĉ ∇Ĉ by plain double backward; nothing of this package's methods."""
     tensors = [tensor.double() if tensor.is_floating_point() else tensor for tensor in row_tensors(batch)]
-    with _in_float64(model), sdpa_kernel(SDPBackend.MATH):
+    with _put_back(model), sdpa_kernel(SDPBackend.MATH):
+        model.double()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch.manual_seed(SEED)
         loss = closure(*with_tensors(batch, tensors))
@@ -130,55 +132,43 @@ def _float64_gradients(model: nn.Module, closure: Closure, batch: tuple[Any, ...
     return [gradient.detach() for gradient in plain], product
 
 
+class _Plain:
+    def backward(self, closure: Closure, *batch: Any) -> None:
+        closure(*batch).backward()
+
+
 def _prices(
     model: nn.Module, closure: Closure, batch: tuple[Any, ...], drawn: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Time and peak memory of each step, with `torch.optim.SGD` at rate 0, in plain steps of the same rounds."""
-    makers: dict[str, Callable[[], Any]] = {
-        "plain": lambda: None,
-        "penalty": lambda: GradientPenalty(model, STRENGTH),
-        "penalty, sampled": lambda: GradientPenalty(model, STRENGTH, micro_batch_size=drawn, sampled=1),
-        "sam": lambda: SharpnessAware(model, RADIUS),
-        "sam, sampled": lambda: SharpnessAware(model, RADIUS, sampled=drawn),
+    made: dict[str, Any] = {
+        "plain": _Plain(),
+        "penalty": _tried(GradientPenalty, model, STRENGTH),
+        "penalty, sampled": _tried(partial(GradientPenalty, model, STRENGTH, micro_batch_size=drawn, sampled=1)),
+        "sam": _tried(SharpnessAware, model, RADIUS),
+        "sam, sampled": _tried(partial(SharpnessAware, model, RADIUS, sampled=drawn)),
     }
+    rows: dict[str, dict[str, Any]] = {name: maker if isinstance(maker, dict) else {} for name, maker in made.items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    failed: dict[str, dict[str, Any]] = {}
 
-    def step(name: str, maker: Any) -> Tensor | None:
+    def step(name: str) -> None:
         optimizer.zero_grad()
-        loss: Tensor | None = None
-        try:
-            if maker is None:
-                loss = closure(*batch)
-                loss.backward()
-            else:
-                loss = maker.backward(closure, *batch)
-        except Exception as error:  # of one row; the others are measured all the same
-            failed.setdefault(name, _failure(error))
+        failed = _tried(made[name].backward, closure, *batch)
+        if isinstance(failed, dict):  # of one row; the others are measured all the same
+            rows[name] = failed
         optimizer.step()
-        return loss
 
-    made: dict[str, Any] = {}
-    for name, make in makers.items():
-        made[name] = found = _tried(make)
-        if isinstance(found, dict):
-            failed[name] = found
-        else:
-            step(name, found)
-    steps: dict[str, Step] = {name: partial(step, name, made[name]) for name in made if name not in failed}  # type: ignore[misc]
+    for name in made:
+        if not rows[name]:
+            step(name)
+    steps = {name: partial(step, name) for name in made if not rows[name]}
     device = next(model.parameters()).device
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     say(f"timing {len(steps)} steps in {rounds} rounds")
-    seconds = time_interleaved(steps, rounds=rounds, synchronise=wait)
-    held = sum(
-        each.numel() * each.element_size() for each in [*model.parameters(), *model.buffers(), *row_tensors(batch)]
-    )
+    seconds = time_interleaved(steps, rounds=rounds, synchronise=waits_for(device))
+    tensors = [*model.parameters(), *model.buffers(), *row_tensors(batch)]
+    held = sum(each.numel() * each.element_size() for each in tensors)
     say("measuring memory")
-    rows: dict[str, dict[str, Any]] = {}
-    for name in makers:
-        if name in failed:
-            rows[name] = failed[name]
-            continue
+    for name in [name for name in steps if not rows[name]]:
         optimizer.zero_grad()
         peak = held + allocated_bytes(steps[name], device)
         ratios = [ours / plain for ours, plain in zip(seconds[name], seconds["plain"], strict=True)]
@@ -188,7 +178,7 @@ def _prices(
             "times_plain": median,
             "times_plain_interval": interval,
             "peak_bytes": peak,
-            "peak_times_plain": peak / rows["plain"]["peak_bytes"] if rows else 1.0,
+            "peak_times_plain": peak / rows["plain"].get("peak_bytes", peak),
             **({"method": made[name].method} if isinstance(made[name], GradientPenalty) else {}),
         }
     return rows
@@ -246,42 +236,30 @@ def _sentence(error: Exception) -> str:
 
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
-    """Parameters, buffers, gradients, modes and random numbers afterwards are those from before, bitwise."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    values = [(each, each.detach().clone()) for each in [*model.parameters(), *model.buffers()]]
+    """Parameters, buffers, gradients, modes and random numbers afterwards are those from before, bitwise.
+
+    The very tensors too, should the model have been converted to float64 in between: the closure holds this model.
+    """
+    parameters = [(each, each.grad, each.data, each.detach().clone()) for each in model.parameters()]
+    buffers = [
+        (module, name, each, each.clone())
+        for module in model.modules()
+        for name, each in module._buffers.items()
+        if each is not None
+    ]
     modes = [(module, module.training) for module in model.modules()]
-    cuda = sorted({each.device for each, _ in values if each.device.type == "cuda"}, key=str)
+    cuda = sorted({each.device for each in model.parameters() if each.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(cuda):
         try:
             model.zero_grad(set_to_none=True)
             yield
         finally:
-            with torch.no_grad():
-                for each, value in values:
-                    each.copy_(value)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+            for parameter, gradient, data, value in parameters:
+                parameter.data, parameter.grad = data.copy_(value), gradient
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
             for module, training in modes:
                 module.training = training
-
-
-@contextmanager
-def _in_float64(model: nn.Module) -> Iterator[None]:
-    """The same parameters with values in float64, and float64 buffers; then the very tensors from before.
-
-    In place, because the closure holds this model and not a copy of it.
-    """
-    model.zero_grad(set_to_none=True)
-    values = [(parameter, parameter.data) for parameter in model.parameters()]
-    buffers = [(module, name, each) for module in model.modules() for name, each in module._buffers.items()]
-    try:
-        model.double()
-        yield
-    finally:
-        for parameter, value in values:
-            parameter.data = value
-        for module, name, each in buffers:
-            module._buffers[name] = each
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from tacit._random import generator
+from tacit._timing import time_interleaved
 from tacit.bench import steps
 from tacit.bench.models import SEED, Workload
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.models import mlp
 from tacit.studies.train.packing import Fleet
@@ -34,7 +36,7 @@ def measure(*, rounds: int) -> dict[str, Any]:
             "fleet, plain": _fleet(0.0),
             "fleet, exact penalty": _fleet(steps.STRENGTH),
         }
-        timings = steps.time_interleaved(turns, rounds=rounds)
+        timings = time_interleaved(turns, rounds=rounds)
     plain = median(timings["loop, plain"]) / MINIBATCHES
     rows = []
     for name, seen in timings.items():
@@ -47,13 +49,13 @@ def measure(*, rounds: int) -> dict[str, Any]:
                 "rounds": len(seen),
             }
         )
-    facts = DATASETS["mnist1d"]
+    facts = FACTS["mnist1d"]
     sizes = [facts.features, WIDTH, WIDTH, WIDTH, facts.classes]
     return {"runs": RUNS, "sizes": sizes, "batch_size": BATCH_SIZE, "threads": 1, "rows": rows}
 
 
 def _single_run() -> Workload:
-    facts, draws = DATASETS["mnist1d"], generator(SEED, "probe")
+    facts, draws = FACTS["mnist1d"], generator(SEED, "probe")
     model = mlp([facts.features, WIDTH, WIDTH, WIDTH, facts.classes], generator(SEED, "init"))
     return Workload(
         model,
@@ -96,7 +98,7 @@ def _fleet(strength: float) -> steps.Step:
 
 def _random_data() -> Data:
     """Random arrays of the dataset's shape: the cost does not depend on the values, and nothing needs to be made."""
-    facts, draws = DATASETS["mnist1d"], np.random.default_rng(SEED)
+    facts, draws = FACTS["mnist1d"], np.random.default_rng(SEED)
     return Data(
         draws.standard_normal((facts.train_size, facts.features)).astype(np.float32),
         draws.integers(facts.classes, size=facts.train_size),

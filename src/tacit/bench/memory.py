@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,7 +28,7 @@ def peak_bytes(workload: Workload, step: Step) -> int:
     return state_bytes(workload) + allocated_bytes(step, workload.inputs.device)
 
 
-def allocated_bytes(step: Step, device: torch.device) -> int:
+def allocated_bytes(step: Callable[[], object], device: torch.device) -> int:
     """The largest number of bytes alive at once that one step allocates, on top of what was there before.
 
     Torch's profiler reports every allocation and release of the CPU allocator; the peak is the largest running sum.
@@ -50,7 +50,7 @@ def allocated_bytes(step: Step, device: torch.device) -> int:
     return peak
 
 
-def _allocated_on_cuda(step: Step, device: torch.device) -> int:
+def _allocated_on_cuda(step: Callable[[], object], device: torch.device) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     step()

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -20,6 +19,7 @@ from tacit import __version__
 from tacit._errors import InputError
 from tacit._files import write_atomically
 from tacit._provenance import commit, processor
+from tacit._timing import time_interleaved, waits_for
 from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
@@ -33,7 +33,6 @@ from tacit.bench.steps import (
     Step,
     make_penalty,
     steps_for,
-    time_interleaved,
 )
 
 SCHEMA = "tacit-bench/1"
@@ -117,9 +116,7 @@ def _costs(workload: Workload, *, rounds: int) -> list[dict[str, Any]]:
             steps[name] = step
         except InputError as error:
             refused[name] = str(error)
-    device = workload.inputs.device
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    timings = time_interleaved(steps, rounds=rounds, synchronise=wait)
+    timings = time_interleaved(steps, rounds=rounds, synchronise=waits_for(workload.inputs.device))
     peaks = {name: peak_bytes(workload, step) for name, step in steps.items()}
     rows: list[dict[str, Any]] = []
     for name, kind in kinds.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -174,33 +172,3 @@ WHOLE_BATCH = StepKind("gram, whole batch", True, False, penalty_step("gram", wh
 def steps_for(workload: Workload) -> dict[str, StepKind]:
     """Every step; with micro-batches also the penalty of the whole batch, another objective, to compare the time."""
     return STEPS if workload.micro_batch_size is None else STEPS | {WHOLE_BATCH.name: WHOLE_BATCH}
-
-
-def time_interleaved(
-    steps: dict[str, Step], *, rounds: int, synchronise: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """The seconds of every step in every round: what two steps took in the same round is a pair.
-
-    Steps are measured in turns so that a slow moment of the machine hits all of them.
-
-    In each round every step runs twice and the second run counts: the first one frees what another step left behind
-    (gradients above all), which in a loop of its own the step would not meet. The number of rounds is fixed before the
-    first: nothing that is seen on the way can end the measurement. `synchronise` waits for the device.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    collecting = gc.isenabled()
-    gc.disable()  # a collection inside one step would be charged to that step
-    try:
-        for _ in range(rounds):
-            for name, step in steps.items():
-                step()
-                synchronise()
-                begun = time.perf_counter()
-                step()
-                synchronise()
-                seconds[name].append(time.perf_counter() - begun)
-            gc.collect()
-    finally:
-        if collecting:
-            gc.enable()
-    return seconds

@@ -11,7 +11,7 @@ import typer
 
 from tacit._counted import counted
 from tacit._errors import InputError
-from tacit.cli._imported import imported_function
+from tacit._own_code import call
 from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ def check(
 
     Examples: `tacit check mymodule:factory`; `tacit check mymodule:factory --rows 8 --json check.json`
     """
-    check_output_file("--json", json_file)
-    from tacit._arguments import finite_number
-
-    if learning_rate is not None:
-        finite_number("--learning-rate", learning_rate, positive=True)
-    model, closure, batch = _made(factory)
     import json
     import warnings
 
+    from tacit._arguments import finite_number
     from tacit._files import write_atomically
+
+    check_output_file("--json", json_file)
+    if learning_rate is not None:
+        finite_number("--learning-rate", learning_rate, positive=True)
+    model, closure, batch = _made(factory)
     from tacit.bench.check import check_model
 
     with warnings.catch_warnings():
@@ -81,21 +81,19 @@ def check(
 
 
 def _made(name: str) -> tuple[nn.Module, Any, tuple[Any, ...]]:
-    function = imported_function(name, "factory")
-    try:
-        made = function()
-    except Exception as error:
-        raise InputError(f"factory {name!r} raised {type(error).__name__}: {error}") from error
     from torch import nn
 
-    expected = "expected (model, closure, batch): a torch.nn.Module, a function, and the tuple of its arguments."
-    if not isinstance(made, tuple) or len(made) != 3:
-        raise InputError(f"factory {name!r} returned a {type(made).__name__}; {expected}")
-    model, closure, batch = made
-    if not isinstance(model, nn.Module) or not callable(closure) or not isinstance(batch, tuple):
-        kinds = ", ".join(type(each).__name__ for each in made)
-        raise InputError(f"factory {name!r} returned ({kinds}); {expected}")
-    return model, closure, batch
+    made = call(name)
+    kinds = [type(each).__name__ for each in made] if isinstance(made, tuple) else []
+    if len(kinds) != 3 or not (
+        isinstance(made[0], nn.Module) and callable(made[1]) and isinstance(made[2], tuple)
+    ):  # fmt: skip
+        found = f"({', '.join(kinds)})" if kinds else f"a {type(made).__name__}"
+        raise InputError(
+            f"{name} returned {found}; expected (model, closure, batch): a torch.nn.Module, a function, and the tuple "
+            "of its arguments."
+        )
+    return made  # type: ignore[return-value]
 
 
 def table_lines(found: dict[str, Any]) -> list[str]:
@@ -155,23 +153,19 @@ def _strength_lines(found: dict[str, Any], failed: Callable[[dict[str, Any]], st
     if "error" in strengths:
         lines = [_line("λ = 2⁻⁶", failed(strengths))]
     else:
-        share = strengths["share"]
+        share, held, edge = (strengths[name] for name in ("share", "strength_at_ratio_1", "largest_stable_strength"))
         part = "the gradient is 0" if share is None else f"the penalty's part is {share:.3g} of the gradient"
-        lines = [_line("λ = 2⁻⁶", part), _line("λ*", _edge(strengths))]
+        limit = "not known: no positive curvature was measured along the gradient"
+        if edge is not None:
+            limit = f"at most {_short(edge)} for plain SGD and the whole penalty"
+        elif held is not None:
+            limit = f"needs --learning-rate; largest_ratio=1 would hold λ to {_short(held)}"
+        lines = [_line("λ = 2⁻⁶", part), _line("λ*", limit)]
     if "error" in relative:
         return [*lines, _line("Relative(0.4)", failed(relative))]
     cap = ", its cap" if relative["strength"] >= relative["cap"] else ""
     now = f"gives λ = {relative['strength']:.3g} now{cap} (sampled, after {relative['calls']} calls)"
     return [*lines, _line("Relative(0.4)", now)]
-
-
-def _edge(strengths: dict[str, Any]) -> str:
-    held, edge = strengths["strength_at_ratio_1"], strengths["largest_stable_strength"]
-    if held is None:
-        return "not known: no positive curvature was measured along the gradient"
-    if edge is None:
-        return f"needs --learning-rate; largest_ratio=1 would hold λ to {_short(held)}"
-    return f"at most {_short(edge)} for plain SGD and the whole penalty"
 
 
 def _to_type(found: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tacit export`: the rows of a results folder as CSV or Parquet."""
+"""`tacit export`: the rows of a results folder as CSV."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from tacit._errors import InputError
-
 
 def register(app: typer.Typer) -> None:
     app.command(name="export")(export)
@@ -16,23 +14,14 @@ def register(app: typer.Typer) -> None:
 
 def export(
     folder: Annotated[Path, typer.Argument(help="A folder of results, made by `tacit run` or `tacit reproduce`.")],
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write comma-separated values to this file.")] = None,
-    parquet: Annotated[
-        Path | None, typer.Option("--parquet", help="Write Parquet to this file (needs polars, or pandas and pyarrow).")
-    ] = None,
+    csv: Annotated[Path, typer.Option("--csv", help="Write comma-separated values to this file.")],
 ) -> None:
     """Write one line per run: its settings, its status, accuracies, C and C_reg.
 
     Examples:
 
     * `tacit export runs/rates --csv rates.csv`
-
-    * `tacit export runs/mnist1d-quick --parquet rows.parquet`
     """
-    from tacit.studies.tabular import write_csv, write_parquet
+    from tacit.studies.tabular import write_csv
 
-    if csv is None and parquet is None:
-        raise InputError("neither --csv nor --parquet is given; expected a file to write, such as --csv rows.csv.")
-    for path, write in ((csv, write_csv), (parquet, write_parquet)):
-        if path is not None:
-            print(f"wrote {write(folder, path)} rows to {path}")
+    print(f"wrote {write_csv(folder, csv)} rows to {csv}")

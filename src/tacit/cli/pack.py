@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 def pack(
     folders: Annotated[list[Path], typer.Argument(help="Folders of results.", show_default=False)],
 ) -> None:
-    """Store the rows of each study in one compressed file, and turn folders of an earlier version into this layout.
+    """Store the rows of each study in one compressed file.
 
     Nothing is trained and no row changes; `tacit report` and `tacit run` read packed rows as any others.
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing, redirect_stdout
 from pathlib import Path
 from textwrap import indent
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit.cli._output_file import check_output_folder
+
+if TYPE_CHECKING:
+    from tacit.studies.describe.study import Study
 
 
 def register(app: typer.Typer) -> None:
@@ -36,15 +40,22 @@ def reproduce(
     executor: Annotated[str, typer.Option(help="local or ray, as for `tacit run`.")] = "local",
     address: Annotated[str | None, typer.Option(help="A running Ray cluster, as for `tacit run`.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps, as for `tacit run`.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
+    list_figures: Annotated[
+        bool, typer.Option("--list", help="List the figures of this scale: what they show, read and cost.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it costs.")] = False,
 ) -> None:
     """Train what the paper's figures need, judge every claim and write report.html.
 
     Runs that are already in the folder are not trained again, so a stopped command goes on when repeated.
 
+    Figures share studies: all of them together cost less than their sum. Operations are counted, two per multiply-add.
+
     Examples:
 
     * `tacit reproduce`
+
+    * `tacit reproduce --list --scale paper --dataset cifar10`
 
     * `tacit reproduce --figure 1b --figure 3a`
 
@@ -54,16 +65,15 @@ def reproduce(
 
     * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
-    from tacit._counted import counted
     from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
+    from tacit.studies.cost import cost
     from tacit.studies.describe.library import library, results_name, studies_for
-    from tacit.studies.estimate import in_words
-    from tacit.studies.execute.attempts import FleetsFailedError
+    from tacit.studies.execute.executor import FleetsFailedError
     from tacit.studies.execute.signals import exit_code
     from tacit.studies.plan import make_plan
-    from tacit.studies.progress import Display
+    from tacit.studies.progress import ProgressBar
     from tacit.studies.store.folder import ResultsFolder
     from tacit.studies.store.status import stopped_message
 
@@ -72,18 +82,15 @@ def reproduce(
     check_output_folder("--into", into)
     wanted = figure or []
     studies = studies_for(wanted, library(dataset, scale))
+    if list_figures:
+        _print_figures(wanted, studies, title=f"Figures of {results_name(dataset, scale)}")
+        return
     folder = ResultsFolder(into or Path("runs") / results_name(dataset, scale))  # read once, for all studies
-    plans = {
-        name: make_plan(study, folder, executor=executor, device=device, workers=workers)
-        for name, study in studies.items()
-    }
-    seconds = sum(plan.seconds for plan in plans.values())
+    plans = {name: make_plan(study, folder, executor=executor, device=device) for name, study in studies.items()}
     runs = sum(len(study.runs) for study in studies.values())
-    count = next(iter(plans.values())).workers
-    # A time that nothing was measured for is a guess, and was five times too long: each study announces its own then.
-    about = "" if any(plan.rough for plan in plans.values()) else f"about {in_words(seconds)} "
-    studies_text = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    print(f"{counted(runs, 'run')} in {studies_text}, {about}on {counted(count, 'worker')}, into {folder.path}")
+    left = cost(run for plan in plans.values() for fleet in plan.fleets for run in fleet.runs)
+    those = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    print(f"{runs} runs in {those}, {left.runs} left: {left}, into {folder.path}")
     if dry_run:
         for plan in plans.values():
             print(indent(str(plan), "  "))
@@ -95,7 +102,7 @@ def reproduce(
             for name, study in studies.items():
                 try:
                     with redirect_stdout(sys.stderr):  # Ray prints pages about lost workers
-                        runner.run(study, folder, executor=chosen, workers=workers, watcher=Display())
+                        runner.run(study, folder, executor=chosen, workers=workers, watcher=ProgressBar())
                 except FleetsFailedError as failed:
                     failures.append(f"{name}: {failed}")
     except KeyboardInterrupt as stopped:
@@ -119,3 +126,33 @@ def reproduce(
         typer.echo(f"tacit: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
+
+
+def _print_figures(wanted: list[str], studies: dict[str, Study], *, title: str) -> None:
+    """A table of the wanted figures, or of all: what each shows, the studies that it reads, and their cost."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tacit.report import catalogue
+    from tacit.studies.cost import cost, in_digits
+    from tacit.studies.describe.library import studies_for
+
+    table = Table(title=title, box=None, pad_edge=False)
+    for column in ("figure", "shows", "reads"):
+        table.add_column(column)
+    for column in ("runs", "updates", "FLOP"):
+        table.add_column(column, justify="right")
+
+    def add(id: str, shows: str, reads: str, read: dict[str, Study]) -> None:
+        total = cost(run for study in read.values() for run in study.runs)
+        table.add_row(id, shows, reads, str(total.runs), in_digits(total.updates), in_digits(total.operations))
+
+    for id, entry in catalogue().items():
+        if id in wanted or (not wanted and any(id in study.figures for study in studies.values())):
+            read = studies_for([id], studies)
+            add(id, entry.shows, ", ".join(read), read)
+    add("all", "everything above; shared runs are trained once", "", studies)
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=180)  # a file or a pipe has no width of its own
+    console.print(table)

@@ -29,15 +29,15 @@ def run(
         typer.Option(min=1, help="Fleets at a time, one core each. Without it one per core, or one on a GPU."),
     ] = None,
     executor: Annotated[
-        str, typer.Option(help="local: processes of this machine. ray: a Ray cluster, or a Ray of this machine.")
+        str, typer.Option(help="local: processes of this machine. ray: workers of a Ray cluster.")
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(help="A running Ray cluster: HOST:PORT, or auto. RAY_ADDRESS or a local Ray without it."),
+        typer.Option(help="A running Ray cluster: HOST:PORT, or auto. Without it Ray decides."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps; TACIT_DEVICE or auto without it.")] = None,
     attempts: Annotated[int, typer.Option(min=1, help="Failures in a row after which a fleet is left out.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and about how long.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and what it costs.")] = False,
 ) -> None:
     """Train every run of a study file that has no result yet.
 
@@ -56,23 +56,21 @@ def run(
     * `tacit run studies/mnist1d/quick/rates.toml --executor ray --address auto --workers 16`
     """
     from tacit._errors import InputError
-    from tacit.report.registry import check_options
     from tacit.studies import runner
     from tacit.studies.describe.library import find_study_file
-    from tacit.studies.execute.attempts import FleetsFailedError
+    from tacit.studies.execute.executor import FleetsFailedError
     from tacit.studies.execute.signals import exit_code
     from tacit.studies.plan import make_plan
-    from tacit.studies.progress import Display
+    from tacit.studies.progress import ProgressBar
     from tacit.studies.store.status import stopped_message
 
     if address is not None and executor != "ray":
         raise InputError(f"--address {address} is for --executor ray; found --executor {executor}.")
     check_output_folder("--into", into)
     study = runner.load_study(find_study_file(file), overrides=overrides or [])
-    check_options(study)
     folder = into or Path("runs") / study.name
     if dry_run:
-        plan = make_plan(study, folder, executor=executor, device=device, workers=workers)
+        plan = make_plan(study, folder, executor=executor, device=device)
         print(plan)
         print("\n".join(_models(plan)))
         return
@@ -80,7 +78,7 @@ def run(
         with redirect_stdout(sys.stderr):  # Ray prints pages about lost workers: stdout is for results
             rows = runner.run(
                 study, folder, executor=executor, address=address, device=device, workers=workers, attempts=attempts,
-                watcher=Display(),
+                watcher=ProgressBar(),
             )  # fmt: skip
     except KeyboardInterrupt as stopped:
         typer.echo(stopped_message(folder), err=True)

@@ -68,6 +68,8 @@ def verify(
     _check_target("--json", json, (".json",))
     _check_target("--figure", figure, figures.FORMATS)
     _check_target("--picture", picture, figures.FORMATS)
+    if figure is not None or picture is not None:
+        figures.pyplot()  # refused before minutes are spent
     if picture is not None:
         print(f"wrote {figures.draw_picture(picture)}")
         return
@@ -137,16 +139,20 @@ def _verify_one(name: str, update: str | None) -> Any:
 
 
 def _maker(name: str) -> Callable[[], Problem]:
-    from tacit.cli._imported import imported
+    from tacit._own_code import call_for, import_function
+    from tacit.problem import Problem
     from tacit.theory.problems import PROBLEMS
 
-    if name not in PROBLEMS and ":" not in name:
+    if name in PROBLEMS:
+        return PROBLEMS[name]
+    if ":" not in name:
         raise InputError(f"problem {name!r} is unknown; use one of {', '.join(PROBLEMS)}, or package.module:function.")
-    return PROBLEMS[name] if name in PROBLEMS else imported(name)
+    import_function(name)
+    return lambda: call_for(name, Problem, "a tacit.Problem")
 
 
 def _update_maker(name: str) -> Callable[[Landscape], Any]:
-    from tacit.cli._imported import imported_function
+    from tacit._own_code import call, import_function
     from tacit.theory.memory import WithMemory
     from tacit.theory.named_updates import EXAMPLES
 
@@ -154,13 +160,10 @@ def _update_maker(name: str) -> Callable[[Landscape], Any]:
         return EXAMPLES[name]
     if ":" not in name:
         raise InputError(f"update {name!r} is unknown; use one of {', '.join(EXAMPLES)}, or package.module:function.")
-    function = imported_function(name, "update")
+    import_function(name)
 
     def make(scape: Landscape) -> Any:
-        try:
-            made = function(scape)
-        except Exception as error:  # the function is the user's: whatever it raises becomes one sentence
-            raise InputError(f"update {name!r} raised {type(error).__name__}: {error}") from error
+        made = call(name, scape)
         if not (callable(made) or isinstance(made, WithMemory)):
             raise InputError(
                 f"{name} returned a {type(made).__name__}; expected a function of (parameters, learning rate) or a "

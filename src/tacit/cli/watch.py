@@ -19,44 +19,35 @@ def watch(
     folder: Annotated[
         Path, typer.Argument(help="A folder of results, or one with several of them.", show_default=False)
     ] = Path("runs"),
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. Any but this machine's own puts a token into the address.")
-    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free.")] = PORT,
-    token: Annotated[
-        bool, typer.Option("--token", help="Put a token into the address on this machine too, against its other users.")
-    ] = False,
     open_: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open a browser; without either, where there is a screen.")
     ] = None,
 ) -> None:
     """Show a folder of results as a live page: progress, learning curves, verdicts so far, failures, time left.
 
-    Works while a study trains, also on another machine, after it was killed, and when it is finished. It only reads:
-    nothing is written to the folder and no lock is taken. Ctrl-C ends it; the exit code is then 130.
+    Works before a study begins, while it trains, after it was killed, and when it is finished. Nothing is written to
+    the folder. The page is for browsers of this machine; from others, `ssh -L` reaches it. Ctrl-C ends it; the exit
+    code is then 130.
 
     Examples:
 
     * `tacit watch runs/mnist1d-quick`
 
     * `tacit watch --port 0 --no-open`
-
-    * `tacit watch runs --host 0.0.0.0`
     """
     from tacit._errors import InputError
     from tacit.studies.execute.signals import exit_code, terminable
-    from tacit.watch.observer import Observer
     from tacit.watch.server import WatchServer
+    from tacit.watch.state import answers
 
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{str(folder)!r} {found}; expected a folder made by `tacit run` or `tacit reproduce`.")
-    observer = Observer(folder)
-    server = WatchServer(observer, host=host, port=port, token=token)
-    observer.start()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is a file; expected a folder made by `tacit run` or `tacit reproduce`.")
+    server = WatchServer(answers(folder), port=port)
     try:
         with terminable():
-            print(f"{server.address} shows {folder}; Ctrl-C ends it.", flush=True)
+            waits = "" if folder.exists() else ", which does not exist yet"
+            print(f"{server.address} shows {folder}{waits}; Ctrl-C ends it.", flush=True)
             if open_ if open_ is not None else _has_screen():
                 _open(server.address)
             server.serve_forever(poll_interval=0.2)
@@ -64,7 +55,6 @@ def watch(
         typer.echo("stopped.", err=True)
         raise typer.Exit(exit_code(stopped)) from None
     finally:
-        observer.stop()
         server.server_close()
 
 

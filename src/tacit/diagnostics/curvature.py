@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tacit import _tree
 from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 from tacit._lanczos import extreme_eigenpairs
 from tacit._random import generator
+from tacit._tree import Tree
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
@@ -58,14 +60,21 @@ def largest_eigenvalue(
     return Estimate(value, value - half, value + half), vector
 
 
+def full_gradient(problem: Problem, examples: Tensor, *, chunk_size: int) -> Tensor:
+    """The mean gradient over the examples as a flat float64 vector, chunk by chunk."""
+    return _over_chunks(problem.gradient, examples, chunk_size)
+
+
 def hessian_product(problem: Problem, examples: Tensor, vector: Tensor, *, chunk_size: int) -> Tensor:
-    """∇²C v on the given examples, weight decay included, as a flat float64 vector: double backward, chunk by chunk."""
-    own = _tree.flatten(problem.parameters)
-    direction = _tree.unflatten(vector.to(own), problem.parameters)
-    total = torch.zeros(own.numel(), dtype=torch.float64)
-    for some in examples.split(chunk_size):
-        total += len(some) / len(examples) * _product(problem, some, direction).double().cpu()
-    return total
+    """∇²C v on the given examples, weight decay included, in the same form."""
+    direction = _tree.unflatten(vector.to(_tree.flatten(problem.parameters)), problem.parameters)
+    return _over_chunks(lambda some: problem.hessian_product(some, direction), examples, chunk_size)
+
+
+def _over_chunks(function: Callable[[Tensor], Tree], examples: Tensor, chunk_size: int) -> Tensor:
+    chunks = examples.split(chunk_size)
+    parts = (len(some) / len(examples) * _tree.flatten(function(some)).double().cpu() for some in chunks)
+    return functools.reduce(torch.add, parts)
 
 
 def _require_second_derivatives(problem: Problem, examples: Tensor) -> None:
@@ -79,15 +88,3 @@ def _require_second_derivatives(problem: Problem, examples: Tensor) -> None:
         words = WRONG.get(operation(node))
         if words is not None:
             raise RuntimeError(f"torch has no right second derivatives through {words}; write it out to have them")
-
-
-def _product(problem: Problem, examples: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
-        loss = problem.loss(leaves, examples)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-        along = _tree.total((g * direction[name]).sum() for g, name in zip(gradients, leaves, strict=True))
-        if not along.requires_grad:  # a linear loss
-            return torch.zeros(sum(leaf.numel() for leaf in leaves.values()))
-        products = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
-    return torch.cat([found.reshape(-1) for found in products])

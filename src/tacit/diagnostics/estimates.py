@@ -50,7 +50,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Moments:
+class SampleMoments:
     """What the sampled gradients leave behind: ‖m‖² of their mean m, V, and for each example ‖gⱼ−ḡ‖² and ⟨gⱼ−ḡ, m⟩.
 
     m is ḡ, plus μω with weight decay μ. The last two are None when all examples were seen and no interval is needed.
@@ -76,13 +76,13 @@ def gradient_squared_norm(squared_norm: Array, variance: Array) -> Array:
     return squared_norm
 
 
-def point(moments: Moments) -> tuple[float, float]:
+def point(moments: SampleMoments) -> tuple[float, float]:
     """(‖∇C‖², V), both unbiased."""
     shrink = 1 / moments.sample - 1 / moments.train_size
     return moments.mean_squared_norm - shrink * moments.variance, moments.variance
 
 
-def leave_one_out(moments: Moments) -> tuple[Array, Array]:
+def leave_one_out(moments: SampleMoments) -> tuple[Array, Array]:
     """The same from the sample without example j, for every j."""
     assert moments.spreads is not None
     assert moments.projections is not None
@@ -94,7 +94,12 @@ def leave_one_out(moments: Moments) -> tuple[Array, Array]:
 
 
 def estimate(
-    moments: Moments, statistic: Statistic, *, confidence: float = 0.95, logarithmic: bool = False, floor: float = 0.0
+    moments: SampleMoments,
+    statistic: Statistic,
+    *,
+    confidence: float = 0.95,
+    logarithmic: bool = False,
+    floor: float = 0.0,
 ) -> Estimate:
     """A statistic with its jackknife interval, cut off at `floor`: none of the quantities here is negative.
 
@@ -113,7 +118,7 @@ def estimate(
     return Estimate(value, max(floor, value - half), max(floor, value + half))
 
 
-def half_width(left_out: Array, moments: Moments, confidence: float) -> float:
+def half_width(left_out: Array, moments: SampleMoments, confidence: float) -> float:
     """Student's quantile times the jackknife's standard error, with the finite-population factor."""
     n = moments.sample
     variance = (n - 1) / n * np.square(left_out - left_out.mean()).sum() * (1 - n / moments.train_size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacit._errors import InputError
-from tacit.diagnostics.estimates import Estimate, Moments, estimate, regularizer_statistic
+from tacit.diagnostics.estimates import Estimate, SampleMoments, estimate, regularizer_statistic
 from tacit.diagnostics.self_test import SelfTest
 from tacit.diagnostics.spectrum import Spectrum
 
@@ -41,7 +41,7 @@ class Measurement:
     self_test: SelfTest | None
     methods: dict[str, str]
     notes: tuple[str, ...]
-    moments: Moments | None = dataclasses.field(repr=False, compare=False)
+    moments: SampleMoments | None = dataclasses.field(repr=False, compare=False)
     spectrum: Spectrum | None = dataclasses.field(repr=False, compare=False, default=None)
 
     @property

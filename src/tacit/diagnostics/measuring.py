@@ -15,7 +15,7 @@ from tacit._arguments import whole_number
 from tacit.diagnostics import _measure_arguments as arguments
 from tacit.diagnostics import estimates
 from tacit.diagnostics.curvature import largest_eigenvalue
-from tacit.diagnostics.estimates import Estimate, Moments, estimate, inverse, mean_estimate
+from tacit.diagnostics.estimates import Estimate, SampleMoments, estimate, inverse, mean_estimate
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.per_example import ExampleGradients
 from tacit.diagnostics.self_test import SelfTest, halves_differ, self_test
@@ -71,7 +71,7 @@ def measure(
     notes = arguments.precision_notes(posed)
     with arguments.refusals_explained(posed, examples, numbers):
         if curvature or (curvature is None and learning_rate is not None):
-            found, missing = _curvature(posed, examples, min(sizes), common, chunk_size, seed)
+            found, missing = _curvature(posed, examples, sizes, common, chunk_size, seed)
             common |= found
             notes += missing
         halves = halves_differ(posed, examples[:HALVED])
@@ -90,7 +90,7 @@ def measure(
 
 
 def _curvature(
-    posed: Problem, examples: Tensor, batch_size: int, common: dict[str, Any], chunk_size: int, seed: int
+    posed: Problem, examples: Tensor, sizes: list[int], common: dict[str, Any], chunk_size: int, seed: int
 ) -> tuple[dict[str, Any], list[str]]:
     """λ_max and the spectrum, or a note: some operations cannot be differentiated twice; the rest does not need it."""
     shared = {"train_size": common["train_size"], "chunk_size": chunk_size, "seed": seed}
@@ -98,13 +98,13 @@ def _curvature(
         found, direction = largest_eigenvalue(posed, examples, confidence=common["confidence"], **shared)
     except RuntimeError as error:
         return {}, [f"λ_max was not found: {arguments.first_line(error)}"]
-    spectrum = noise_spectrum(
-        posed, examples, batch_size=batch_size, largest=found.value, direction=direction, **shared
-    )
+    spectrum = noise_spectrum(posed, examples, batch_sizes=sizes, largest=found.value, direction=direction, **shared)
     return {"largest_eigenvalue": found, "spectrum": spectrum}, []
 
 
-def _moments(engine: ExampleGradients, examples: Tensor, train_size: int) -> tuple[np.ndarray, np.ndarray, Moments]:
+def _moments(
+    engine: ExampleGradients, examples: Tensor, train_size: int
+) -> tuple[np.ndarray, np.ndarray, SampleMoments]:
     """(losses, ‖∇Cⱼ‖², moments): one pass, and a second for each example's part in them if it is a sample."""
     losses, squares = [], []
     total = _tree.map_tree(torch.zeros_like, engine.problem.parameters)
@@ -123,12 +123,12 @@ def _moments(engine: ExampleGradients, examples: Tensor, train_size: int) -> tup
         along = engine.products(examples, mean, decayed)
         spreads = (norms - 2 * along[:, 0] + own).clamp_min(0.0).numpy()
         projections = (along[:, 1] - along[:, 1].mean()).numpy()
-    moments = Moments(count, train_size, with_decay, variance, spreads, projections)
+    moments = SampleMoments(count, train_size, with_decay, variance, spreads, projections)
     return torch.cat(losses).numpy(), norms.numpy(), moments
 
 
 def _result(
-    moments: Moments,
+    moments: SampleMoments,
     losses: np.ndarray,
     squares: np.ndarray,
     sizes: list[int],
@@ -172,7 +172,7 @@ def _noise_share(batch_size: int, train_size: int) -> float:
     return batch_size * (train_size - 1) / (train_size - batch_size)
 
 
-def _notes(methods: dict[str, str], tail: Estimate | None, moments: Moments, squared_norm: Estimate) -> list[str]:
+def _notes(methods: dict[str, str], tail: Estimate | None, moments: SampleMoments, squared_norm: Estimate) -> list[str]:
     notes = []
     for how, words in (("vmap", "by vmap"), ("one by one", "one by one")):
         names = [name for name, used in methods.items() if used == how]

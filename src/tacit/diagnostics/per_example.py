@@ -15,8 +15,8 @@ from tacit._errors import InputError
 from tacit._precision import CoarsestUnit
 from tacit._tree import Tree
 from tacit.diagnostics._outputs import along_examples, with_parts
-from tacit.diagnostics._uses import Use, portions, summary_of_many
-from tacit.diagnostics._watch import Watch
+from tacit.layers.example_uses import ExampleUse, portions, summary
+from tacit.layers.example_watch import ExampleWatch
 from tacit.problem import LossFunction, Problem
 
 CHECKED_EXAMPLES = 4
@@ -60,14 +60,11 @@ class ExampleGradients:
         return torch.cat([self._products(some, directions) for some in examples.split(self.chunk_size)])
 
     def _chunk(self, examples: Tensor) -> Chunk:
-        losses, uses, gradients = self._backward(examples)
+        losses, uses = self._backward(examples)
         squares = torch.zeros(len(examples), dtype=torch.float64)
         total = {name: torch.zeros_like(value) for name, value in self.problem.parameters.items()}
-        for name, (its_uses, its_gradients) in self._by_parameter(uses, gradients).items():
-            if len(its_uses) == 1:
-                norms, total[name] = its_uses[0].summary(its_gradients[0])
-            else:
-                norms, total[name] = summary_of_many(its_uses, its_gradients, total[name])
+        for name, of_parameter in uses.items():
+            norms, total[name] = summary(of_parameter)
             squares += norms.double().cpu()
         for some, each in self._formed(examples):
             for name, rows in each.items():
@@ -76,11 +73,12 @@ class ExampleGradients:
         return Chunk(examples, losses, squares, total)
 
     def _products(self, examples: Tensor, directions: tuple[Mapping[str, Tensor], ...]) -> Tensor:
-        _, uses, gradients = self._backward(examples)
+        _, uses = self._backward(examples)
         found = torch.zeros(len(examples), len(directions), dtype=torch.float64)
-        for use, D in zip(uses, gradients, strict=True):
-            for column, direction in enumerate(directions):
-                found[:, column] += use.products(D, direction[use.name]).double().cpu()
+        for name, of_parameter in uses.items():
+            for use, D in of_parameter:
+                for column, direction in enumerate(directions):
+                    found[:, column] += use.products(D, direction[name]).double().cpu()
         for some, each in self._formed(examples):
             for name, rows in each.items():
                 for column, direction in enumerate(directions):
@@ -88,11 +86,11 @@ class ExampleGradients:
         return found
 
     # -- one backward pass, for outputs of layers only --------------------------------------------------------------
-    def _backward(self, examples: Tensor) -> tuple[Tensor, list[Use], list[Tensor]]:
-        """The examples' losses, and every use with its output gradient, of the sum of the losses."""
+    def _backward(self, examples: Tensor) -> tuple[Tensor, dict[str, list[tuple[ExampleUse, Tensor]]]]:
+        """The examples' losses, and every use by parameter with its output gradient, of the sum of the losses."""
         leaves = {name: value.detach().requires_grad_() for name, value in self.problem.parameters.items()}
         targets = self.problem.targets[examples]
-        with torch.enable_grad(), CoarsestUnit() as precision, Watch(leaves, len(examples)) as watch:
+        with torch.enable_grad(), CoarsestUnit() as precision, ExampleWatch(leaves, len(examples)) as watch:
             outputs = self.problem.outputs(leaves, examples)
         self.unit = max(self.unit, precision.unit)
         with torch.enable_grad():
@@ -106,20 +104,14 @@ class ExampleGradients:
         found: dict[Any, Tensor | None] = {}
         if edges:
             found = dict(zip(edges, torch.autograd.grad(loss, list(edges.values()), allow_unused=True), strict=True))
-        kept = [(use, found[use.edge.node, use.edge.output_nr]) for use in uses]
-        reached = [(use, gradient) for use, gradient in kept if gradient is not None]
+        by_parameter: dict[str, list[tuple[ExampleUse, Tensor]]] = {}
+        for use in uses:
+            D = found[use.edge.node, use.edge.output_nr]
+            if D is not None:
+                by_parameter.setdefault(use.name, []).append((use, D))
         losses = example_losses(self.problem.loss_fn, outputs, targets)
         self._compare(loss, losses)
-        return losses, [use for use, _ in reached], [gradient for _, gradient in reached]
-
-    @staticmethod
-    def _by_parameter(uses: list[Use], gradients: list[Tensor]) -> dict[str, tuple[list[Use], list[Tensor]]]:
-        grouped: dict[str, tuple[list[Use], list[Tensor]]] = {}
-        for use, gradient in zip(uses, gradients, strict=True):
-            its_uses, its_gradients = grouped.setdefault(use.name, ([], []))
-            its_uses.append(use)
-            its_gradients.append(gradient)
-        return grouped
+        return losses, by_parameter
 
     def _compare(self, loss: Tensor, losses: Tensor) -> None:
         """Notes a loss that is not the mean over its examples: class weights, ignored labels, broadcast targets."""
@@ -173,19 +165,16 @@ class ExampleGradients:
         examples = torch.linspace(0, size - 1, min(CHECKED_EXAMPLES, size)).long().unique()
         singles = [self.alone(example, self.problem.parameters) for example in examples]
         dtype = singles[0][next(iter(singles[0]))].dtype
-        _, uses, gradients = self._backward(examples)
+        _, uses = self._backward(examples)
         # Rounding of a sum of squares, with room for long sums; a wrong axis or a missing use is off by a factor.
         tolerance = 1e-7 if max(self.unit, torch.finfo(dtype).eps) < 1e-10 else 1e-2
         largest = max(float(_tree.squared_norm(single)) for single in singles)
-        grouped = self._by_parameter(uses, gradients)
         for name, value in self.problem.parameters.items():
             if self.how[name] != "factors":
                 continue
             norms = value.new_zeros(len(examples))
-            if name in grouped:
-                its_uses, its_gradients = grouped[name]
-                many = len(its_uses) > 1
-                norms, _ = summary_of_many(*grouped[name], value) if many else its_uses[0].summary(its_gradients[0])
+            if name in uses:
+                norms, _ = summary(uses[name])
             expected = torch.stack([single[name].square().sum() for single in singles])
             scale = expected.max() + 1e-6 * largest
             if not bool(((norms - expected).abs() <= tolerance * scale).all()):

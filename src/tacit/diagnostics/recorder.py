@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tacit import sinks
 from tacit._errors import InputError
-from tacit._gradient_sources import content_since_last_question
+from tacit._gradient_sources import last_call
 from tacit._tree import Tree
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import measure
@@ -46,9 +47,9 @@ class Recorder:
     Steps of a `GradientPenalty` that carried the penalty are left out of the window: their gradients are not those of
     Ĉ. Where all steps carry it, there are full measurements only.
 
-    Rows go to `rows`, to the JSON Lines file `path`, and to `writer`, anything with TensorBoard's
-    `add_scalar(name, value, step)`; `tensorboard="folder"` makes one. Training is bitwise the same with and without it:
-    it only reads gradients, works on copies of the parameters, and puts random generators back.
+    Rows go to `rows`, to the JSON Lines file `path`, and to `writer`: a `SummaryWriter` of TensorBoard, or another of
+    `tacit.sinks`. Training is bitwise the same with and without it: it only reads gradients, works on copies of the
+    parameters, and puts random generators back.
 
     >>> model = nn.Linear(2, 1)
     >>> recorder = Recorder(model, batch_size=4, train_size=8, every=10, window=2)
@@ -75,7 +76,6 @@ class Recorder:
         curvature: bool = False,
         path: str | Path | None = None,
         writer: Any = None,
-        tensorboard: str | Path | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model is a {type(model).__name__}; expected a torch module.")
@@ -107,11 +107,12 @@ class Recorder:
         self.every, self.window, self.full = every, window, full
         self.loss_fn, self.dataset, self.sample = loss_fn, dataset, sample
         self.path = None if path is None else Path(path)
-        self.writer = _tensorboard(tensorboard) if tensorboard is not None else writer
+        self.writer = writer
         self.rows: list[dict[str, Any]] = []
         self.steps = 0
         self._sum: Tree | None = None
         self._squares: list[float] = []
+        self._last_call, _ = last_call(model.parameters())  # that put something else than a plain gradient in `.grad`
         self._left_out = 0  # steps in a row whose gradients were not plain, while a window was open
         self.curvature = curvature
         self.measurement: Measurement | None = None
@@ -124,9 +125,10 @@ class Recorder:
         step, self.steps = self.steps, self.steps + 1
         if self._norms is None and self._sum is None and _now(self.every, step):
             self._sum, self._squares = {}, []
-        content = content_since_last_question(self.model.parameters())
+        call, content = last_call(self.model.parameters())
+        plain, self._last_call = call <= self._last_call, call
         is_open = self._sum is not None or (self._norms is not None and self._norms.is_open)
-        if is_open and content is None:
+        if is_open and plain:
             self._left_out = 0
             self._watch(step)
         elif is_open:
@@ -167,7 +169,7 @@ class Recorder:
                 self._norms.open()
             self._moments = [(float(squared_norm), float(variance)) for squared_norm, variance in moments or ()]
 
-    def _leave_out(self, content: str | None) -> None:
+    def _leave_out(self, content: str) -> None:
         self._left_out += 1
         if self._norms is not None:
             self._norms.discard()
@@ -244,9 +246,7 @@ class Recorder:
             with self.path.open("a") as file:
                 file.write(json.dumps(whole) + "\n")
         if self.writer is not None:
-            for name, value in row.items():
-                if isinstance(value, float):
-                    self.writer.add_scalar(f"tacit/{name}", value, step)
+            sinks.write(self.writer, {name: value for name, value in row.items() if isinstance(value, float)}, step)
 
 
 def cheap_row(squares: list[float], of_mean: float, *, batch_size: int, train_size: int) -> dict[str, Any]:
@@ -281,11 +281,3 @@ def _squared_norm(tree: Tree) -> float:
 
 def _cuda_states() -> list[Tensor]:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-
-
-def _tensorboard(folder: str | Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("tensorboard=… was given, TensorBoard is not installed; pip install tensorboard.") from error
-    return SummaryWriter(str(folder))

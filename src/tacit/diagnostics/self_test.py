@@ -18,10 +18,8 @@ from scipy import stats
 from torch import Tensor
 
 from tacit import _tree
-from tacit._errors import InputError
 from tacit._precision import CoarsestUnit
 from tacit._random import generator
-from tacit._tree import Tree
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
@@ -73,8 +71,8 @@ def halves_differ(problem: Problem, examples: Tensor) -> tuple[float, float]:
     """(relative difference between ∇Ĉ and ½(∇Ĉ₁ + ∇Ĉ₂) over equal halves, what rounding explains)."""
     count = len(examples) // 2 * 2
     with CoarsestUnit() as precision:
-        whole = _gradient(problem, examples[:count])
-    halves = [_gradient(problem, half) for half in examples[:count].split(count // 2)]
+        whole = problem.gradient(examples[:count])
+    halves = [problem.gradient(half) for half in examples[:count].split(count // 2)]
     mean = _tree.scale(_tree.add(*halves), 0.5)
     size = math.sqrt(float(_tree.squared_norm(whole)) + float(_tree.squared_norm(mean))) or 1.0
     difference = math.sqrt(float(_tree.squared_norm(_tree.add(whole, mean, scale=-1.0)))) / size
@@ -87,7 +85,7 @@ def minibatch_squared_norms(problem: Problem, examples: Tensor, *, batch_size: i
     """‖∇Ĉₖ‖² of up to 32 disjoint random minibatches of the given examples."""
     shuffled = examples[torch.randperm(len(examples), generator=generator(seed, "probe", 1))]
     batches = shuffled[: len(examples) // batch_size * batch_size].split(batch_size)[:MOST_BATCHES]
-    return np.array([float(_tree.squared_norm(_gradient(problem, batch))) for batch in batches])
+    return np.array([float(_tree.squared_norm(problem.gradient(batch))) for batch in batches])
 
 
 def self_test(
@@ -117,16 +115,3 @@ def self_test(
         distance = (mean - formula) / max(error, 1e-3 * abs(formula), 1e-300)
     largest = float(stats.t.ppf(1 - FALSE_ALARMS / 2, max(1, count - 1)))
     return SelfTest(batch_size, count, *halves, measured, formula, distance, largest)
-
-
-def _gradient(problem: Problem, examples: Tensor) -> Tree:
-    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
-    with torch.enable_grad():
-        loss = problem.loss(leaves, examples)
-    if not loss.requires_grad:
-        raise InputError(
-            "the loss does not depend on the parameters in a way torch can differentiate; expected a loss of the "
-            "model's outputs without detach(), no_grad() or argmax()."
-        )
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
-    return dict(zip(leaves, found, strict=True))

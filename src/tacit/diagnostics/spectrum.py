@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from tacit._lanczos import krylov_decomposition
 from tacit._random import generator
-from tacit.diagnostics.curvature import hessian_product
+from tacit.diagnostics.curvature import full_gradient, hessian_product
 from tacit.problem import Problem
 
 STARTS = 4  # minibatch gradients from which Lanczos starts
 STEPS = 12  # Hessian products for each: extreme curvatures come first
 GROUPS = 16  # of examples whose Hessians are compared along the sharpest direction
+FEWEST, MOST = 8, 64  # micro-batches of one size whose squares are compared: fewer say little about a variance
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Spectrum:
     - `values`, `weights`: curvatures hᵢ and the share of the noise δ = ∇Ĉ − ∇C along them, Σ wᵢ = 1, by Lanczos
       iterations from minibatch gradients: Σ wᵢ F(hᵢ) ≈ E⟨δ, F(∇²C) δ⟩/E‖δ‖².
     - `example_variance`: Σⱼ‖(∇²Cⱼ − ∇²C)v‖²/(N−1) along the sharpest direction v: what makes minibatches sharper.
+    - `square_spreads[b]`: the standard deviation of ‖∇²Ĉₖ v‖² over micro-batches of b examples, divided by their mean:
+      what scatters when a penalty is sampled. Only sizes of which there were enough.
     """
 
     values: tuple[float, ...]
@@ -33,6 +37,7 @@ class Spectrum:
     largest: float
     example_variance: float
     train_size: int
+    square_spreads: dict[int, float] = field(default_factory=dict)
 
     def curvature_spread(self, batch_size: int) -> float:
         """s(b), with which E‖∇²Ĉ v‖² = (1 + s²) λ_max² over minibatches of b examples: what `tacit.edges` takes.
@@ -48,16 +53,19 @@ def noise_spectrum(
     problem: Problem,
     examples: Tensor,
     *,
-    batch_size: int,
+    batch_sizes: Sequence[int],
     largest: float,
     direction: np.ndarray,
     train_size: int,
     chunk_size: int,
     seed: int,
 ) -> Spectrum:
-    """`Spectrum` from the given examples; `largest` and `direction` are the largest eigenvalue and its eigenvector."""
-    size = min(batch_size, max(1, len(examples) // 2))
-    full = _gradient(problem, examples, chunk_size)
+    """`Spectrum` from the given examples; `largest` and `direction` are the largest eigenvalue and its eigenvector.
+
+    Noise is that of minibatches of the smallest size; squares are compared for every size.
+    """
+    size = min(*batch_sizes, max(1, len(examples) // 2))
+    full = full_gradient(problem, examples, chunk_size=chunk_size)
 
     def product(vector: np.ndarray) -> np.ndarray:
         along = torch.from_numpy(np.ascontiguousarray(vector))
@@ -66,13 +74,14 @@ def noise_spectrum(
     values, weights = [], []
     shuffled = examples[torch.randperm(len(examples), generator=generator(seed, "probe"))]
     for batch in shuffled.split(size)[:STARTS]:
-        noise = _gradient(problem, batch, chunk_size) - full
+        noise = (full_gradient(problem, batch, chunk_size=chunk_size) - full).numpy()
         ritz, _, components = krylov_decomposition(product, noise, steps=STEPS)
         values += ritz.tolist()
         weights += np.square(components).tolist()
     total = sum(weights) or 1.0
     variance = _example_variance(problem, shuffled, direction, chunk_size)
-    return Spectrum(tuple(values), tuple(weight / total for weight in weights), largest, variance, train_size)
+    spreads = _square_spreads(problem, shuffled, direction, batch_sizes, chunk_size)
+    return Spectrum(tuple(values), tuple(weight / total for weight in weights), largest, variance, train_size, spreads)
 
 
 def _example_variance(problem: Problem, examples: Tensor, direction: np.ndarray, chunk_size: int) -> float:
@@ -85,12 +94,17 @@ def _example_variance(problem: Problem, examples: Tensor, direction: np.ndarray,
     return len(examples) / len(groups) * float(np.square(products - products.mean(0)).sum()) / (len(groups) - 1)
 
 
-def _gradient(problem: Problem, examples: Tensor, chunk_size: int) -> np.ndarray:
-    """The mean gradient over the examples, flat, float64."""
-    leaves = {name: value.detach().requires_grad_() for name, value in problem.parameters.items()}
-    total = torch.zeros(sum(leaf.numel() for leaf in leaves.values()), dtype=torch.float64)
-    for some in examples.split(chunk_size):
-        with torch.enable_grad():
-            parts = torch.autograd.grad(problem.loss(leaves, some), list(leaves.values()), materialize_grads=True)
-        total += len(some) / len(examples) * torch.cat([part.reshape(-1) for part in parts]).double().cpu()
-    return total.numpy()
+def _square_spreads(
+    problem: Problem, shuffled: Tensor, direction: np.ndarray, sizes: Sequence[int], chunk_size: int
+) -> dict[int, float]:
+    along = torch.from_numpy(np.ascontiguousarray(direction))
+    found = {}
+    for size in sizes:
+        pieces = shuffled[: len(shuffled) // size * size].split(size)[:MOST]
+        if len(pieces) < FEWEST:
+            continue
+        products = [hessian_product(problem, piece, along, chunk_size=chunk_size) for piece in pieces]
+        squares = np.array([float(each.square().sum()) for each in products])
+        if squares.mean() > 0:
+            found[size] = float(squares.std() / squares.mean())
+    return found

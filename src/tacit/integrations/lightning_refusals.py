@@ -12,7 +12,7 @@ from tacit._errors import InputError
 from tacit.nstep import NStepSGD
 from tacit.penalty import METHODS, FactoredSGD, GradientPenalty, SharpnessAware
 
-_NAMES = {GradientPenalty: "the penalty", SharpnessAware: "SharpnessAware"}
+_NAMES: dict[type, str] = {GradientPenalty: "the penalty", SharpnessAware: "SharpnessAware"}
 # By name, since the packages lightning.pytorch, lightning.fabric and pytorch_lightning have classes of their own.
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit.penalty.draws import rows_of
+from tacit.penalty.pieces import rows_of
 
 Share = Callable[[Mapping[str, Any], float], float]  # of a batch in a step, from its inputs and the step's tokens
 Rule = tuple[Share, bool]  # and whether the loss is multiplied with the number of devices

@@ -7,7 +7,7 @@ layer: `F.linear(x, W, b)`, `x @ W.T`, `torch.addmm(b, x, W)` and `torch.einsum(
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,13 +251,13 @@ def _operands(is_parameter: IsParameter, input: Any, other: Any) -> tuple[Tensor
 
 
 def _sum(is_parameter: IsParameter, input: Any, other: Any, **options: Any) -> LayerCall | None:
-    found = _operands(is_parameter, input, other)
-    return SumCall(*found) if found and not options else None
+    operands = _operands(is_parameter, input, other)
+    return SumCall(*operands) if operands and not options else None
 
 
 def _product(is_parameter: IsParameter, input: Any, other: Any, **options: Any) -> LayerCall | None:
-    found = _operands(is_parameter, input, other)
-    return ProductCall(*found) if found and not options else None
+    operands = _operands(is_parameter, input, other)
+    return ProductCall(*operands) if operands and not options else None
 
 
 def _expansion(is_parameter: IsParameter, input: Tensor, *shape: Any, **options: Any) -> LayerCall | None:
@@ -288,12 +288,16 @@ _TRANSPOSES = {
 }  # fmt: skip
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in nested tuples, lists and dictionaries, in their order."""
+    tensors: list[Tensor] = []
+    waiting = [value]
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, Tensor):
+            tensors.append(entry)
+        elif isinstance(entry, (tuple, list)):
+            waiting.extend(reversed(entry))
+        elif isinstance(entry, dict):
+            waiting.extend(reversed(entry.values()))
+    return tensors

@@ -7,7 +7,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
@@ -40,10 +41,11 @@ class Capture(TorchFunctionMode):
 
     def __init__(self, tracked: Iterable[Tensor]) -> None:
         super().__init__()
-        self.tracked = {id(parameter) for parameter in tracked}
-        self.transposes: dict[int, tuple[Tensor, Tensor]] = {}  # id of W.T → (W.T, W)
+        self.tracked = {id(parameter): parameter for parameter in tracked}
+        self.transposes: dict[int, Tensor] = {}  # id of W.T → W.T
+        self.parameter_of = dict(self.tracked)  # by the id of the parameter, or of its transpose
         self.uses: list[LayerUse] = []
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.common_leaf = torch.zeros((), requires_grad=True)
         self.open = False
         self.used_otherwise: set[int] = set()
         self.other_modes = False
@@ -55,20 +57,23 @@ class Capture(TorchFunctionMode):
             with self:  # its own calls of torch functions are seen one by one
                 return _IN_PIECES[func](*args, **kwargs)
         if func in _RECTIFIERS and seen:
-            made = self.rectify(*args, **kwargs)
+            with DisableTorchFunction():  # of our own arithmetic no mode takes note
+                made = self.rectify(*args, **kwargs)
             if made is not None:
                 return made
-        tensors = list(tensors_in((args, kwargs)))
-        touched = [self._parameter(tensor) for tensor in tensors if self._is_tracked(tensor)]
+        tensors = tensors_in((args, kwargs))
+        touched = [self.parameter_of[id(tensor)] for tensor in tensors if id(tensor) in self.parameter_of]
         if not touched:
             return func(*args, **kwargs)
-        if seen and not any(overrides_functions(tensor) for tensor in tensors):
-            made = self._use(func, args, kwargs)
+        if seen and not any(type(each) not in _PLAIN_TENSORS and overrides_functions(each) for each in tensors):
+            with DisableTorchFunction():
+                made = self._use(func, args, kwargs)
             if made is not None:
                 return made
         if transposed_parameter(func, args, kwargs, self._is_parameter):
             result = func(*args, **kwargs)
-            self.transposes[id(result)] = (result, args[0])
+            self.transposes[id(result)] = result
+            self.parameter_of[id(result)] = args[0]
             return result
         return self.use_otherwise(touched, func, args, kwargs)
 
@@ -79,7 +84,7 @@ class Capture(TorchFunctionMode):
     def rectify(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         if inplace or not isinstance(input, Tensor) or not input.requires_grad or input.numel() < _LARGE:
             return None
-        if overrides_functions(input):
+        if type(input) not in _PLAIN_TENSORS and overrides_functions(input):
             return None
         return Rectify.apply(input)
 
@@ -104,16 +109,13 @@ class Capture(TorchFunctionMode):
         return id(tensor) in self.tracked
 
     def _is_tracked(self, tensor: Any) -> bool:
-        return id(tensor) in self.tracked or id(tensor) in self.transposes
-
-    def _parameter(self, tensor: Tensor) -> Tensor:
-        return self.transposes[id(tensor)][1] if id(tensor) in self.transposes else tensor
+        return id(tensor) in self.parameter_of
 
     def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The output of the call as a layer use, where it is one of a tracked weight and a tracked or constant bias."""
         call = layer_call(func, args, kwargs, self._is_tracked)
         if isinstance(call, LinearCall):
-            weight = self._parameter(call.weight)
+            weight = self.parameter_of.get(id(call.weight), call.weight)
             transposed = call.transposed if weight is call.weight else not call.transposed
             if self._knows(weight, call.bias):
                 return self.record(
@@ -161,7 +163,7 @@ class Capture(TorchFunctionMode):
         if enabled and not isinstance(use, (EmbeddingUse, ScalarUse)):
             dtype = torch.get_autocast_dtype(device)
             inputs, weight, bias = inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        outputs = use.apply(inputs, weight, bias, self.anchor)
+        outputs = use.apply(inputs, weight, bias, self.common_leaf)
         if outputs.requires_grad:  # under no_grad nothing is used
             self.uses.append(use)
         return outputs
@@ -169,6 +171,7 @@ class Capture(TorchFunctionMode):
 
 _HARMLESS = (Capture, Replacing, DeviceContext)  # the last is torch.set_default_device: it handles factories only
 _LARGE = 2**16  # below it the two saved passes over memory cost less than the extra Python calls
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
 _RECTIFIERS = {F.relu, torch.relu, Tensor.relu}
 
 

@@ -18,8 +18,8 @@ LEAST_ELEMENTS = 2**20  # smaller matrices fit the cache, and the extra calls co
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b, as `F.linear`; a skinny product is cut along the outputs."""
-    if not _skinny(inputs, weight) or weight.shape[0] % SLABS:
+    """x Wᵀ + b, as `F.linear`; few rows times a large matrix are cut along the outputs."""
+    if weight.numel() < LEAST_ELEMENTS or weight.shape[0] % SLABS or not _gains(inputs, weight):
         return F.linear(inputs, weight, bias)
     count = inputs.shape[0]
     slabs = torch.bmm(inputs.expand(SLABS, *inputs.shape), weight.view(SLABS, -1, weight.shape[1]).mT)
@@ -28,19 +28,19 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
-    """x W; a skinny product is cut along the sum."""
-    if not _skinny(rows, weight) or weight.shape[0] % SLABS:
+    """x W; few rows times a large matrix are cut along the sum."""
+    if weight.numel() < LEAST_ELEMENTS or weight.shape[0] % SLABS or not _gains(rows, weight):
         return rows @ weight
     slabs = rows.view(rows.shape[0], SLABS, -1).transpose(0, 1)
     return torch.bmm(slabs, weight.view(SLABS, -1, weight.shape[1])).sum(0)
 
 
-def _skinny(rows: Tensor, weight: Tensor) -> bool:
+def _gains(rows: Tensor, weight: Tensor) -> bool:
+    """Whether the product of these rows with a large matrix is faster in slabs."""
     return (
         weight.device.type == "cpu"
         and rows.dim() == 2
         and rows.shape[0] <= MOST_ROWS
-        and weight.numel() >= LEAST_ELEMENTS
         and weight.is_contiguous()
         and rows.is_contiguous()
     )

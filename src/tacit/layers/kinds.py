@@ -25,7 +25,10 @@ class LinearUse(LayerUse):
 
     def factor_rows(self, inputs: Tensor, output_gradient: Tensor) -> tuple[Tensor, Tensor]:
         """(L, R), with a leading axis of micro-batches where there are any."""
-        X, D = self._each_rows(inputs), self._each_rows(output_gradient)
+        if self.micro_batches is None:
+            X, D = rows(inputs), rows(output_gradient)
+        else:
+            X, D = self._each_rows(inputs), self._each_rows(output_gradient)
         return (X, D) if self.transposed else (D, X)
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

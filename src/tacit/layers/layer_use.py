@@ -58,16 +58,16 @@ class LayerUse(ABC):
         self.weight_gradient_of_norm: Tensor | None = None  # G over all uses, where the direct form has formed it
         self.in_norm: set[str] = set()  # "X" and "D", as far as the norm's gradient reaches them
         self.row_watch: RowWatch | None = None
-        self.start_outer_pass()
-
-    def start_outer_pass(self) -> None:
-        """Forget the inner pass, or an earlier outer one."""
         self.tangents: Tensor | None = None
         self.layer_is_past = False
 
-    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor) -> Tensor:
-        """The layer's output. The inner pass asks for the gradient of `anchor`, a leaf that only layer uses hang on."""
-        return _Layer.apply(inputs, weight, bias, anchor, self)
+    def start_outer_pass(self) -> None:
+        """Forget an earlier outer pass."""
+        self.tangents, self.layer_is_past = None, False
+
+    def apply(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, common_leaf: Tensor) -> Tensor:
+        """The layer's output. The inner pass asks for the gradient of `common_leaf`, which all uses depend on."""
+        return _Layer.apply(inputs, weight, bias, common_leaf, self)
 
     # -- the layer's own algebra ------------------------------------------------------------------------------------
     @abstractmethod
@@ -200,7 +200,9 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     @without_modes
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor, use: LayerUse) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, common_leaf: Tensor, use: LayerUse
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.use = use
         outputs = use.forward(inputs, weight, bias)

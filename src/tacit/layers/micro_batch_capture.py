@@ -112,7 +112,7 @@ class MicroBatchCapture(Capture):
         """The parameter's copies in place of the parameter, where it is in the norm; anything else as it is."""
         if not isinstance(value, Tensor) or not self._is_tracked(value):
             return value
-        parameter = self._parameter(value)
+        parameter = self.parameter_of[id(value)]
         if id(parameter) not in self.penalised:
             return value
         with temporarily_clear_interpreter_stack():
@@ -185,7 +185,7 @@ def _same(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None])
     return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that a torch function writes into."""
     name = getattr(func, "__name__", "")
     special = name in ("__setitem__", "__set__") or (name.startswith("__i") and name not in _READING)

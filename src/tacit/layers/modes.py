@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -21,33 +21,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Found(threading.local):
-    """How torch functions were handled where this thread entered `modes_off` first; None outside of it."""
+class _Before(threading.local):
+    """How torch functions were handled where this thread entered `ModesOff` first; None outside of it."""
 
     restore: Callable[[], Any] | None = None
 
 
-_found = _Found()
+_before = _Before()
 
 
-@contextmanager
-def modes_off() -> Iterator[None]:
+class ModesOff:
     """Inside, no mode and no subclass of Tensor sees a torch function."""
-    before = _found.restore
-    if before is None:
-        enabled, disabled = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
-        kept = torch._C.DisableTorchFunction if disabled else torch._C.DisableTorchFunctionSubclass
-        _found.restore = torch._C._EnableTorchFunction if enabled else kept
-    try:
-        with torch._C.DisableTorchFunction():
-            yield
-    finally:
-        _found.restore = before
+
+    def __enter__(self) -> None:
+        self.before = _before.restore
+        if self.before is None:
+            enabled, disabled = torch._C._is_torch_function_enabled(), torch._C._is_torch_function_all_disabled()
+            kept = torch._C.DisableTorchFunction if disabled else torch._C.DisableTorchFunctionSubclass
+            _before.restore = torch._C._EnableTorchFunction if enabled else kept
+        self.disabled: Any = torch._C.DisableTorchFunction()
+        self.disabled.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.disabled.__exit__(*error)
+        _before.restore = self.before
 
 
 def modes_on() -> AbstractContextManager[Any]:
-    """Inside, they do as before `modes_off`: around every call of a closure and every backward pass."""
-    return nullcontext() if _found.restore is None else _found.restore()
+    """Inside, they do as before `ModesOff`: around every call of a closure and every backward pass."""
+    return nullcontext() if _before.restore is None else _before.restore()
 
 
 def overrides_functions(tensor: Tensor) -> bool:

@@ -5,9 +5,9 @@ Where the objective has the loss with another weight than 1, `loss_weight`, G ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,10 @@ class PenaltyPart:
         if gradient.is_sparse or part.is_sparse:
             self.along_missing = self.squares_missing = True
             return
-        g, d = _vector(gradient), _vector(part)
+        if gradient.dim() == 1 and part.dim() == 1 and gradient.dtype in _PLAIN and part.dtype in _PLAIN:
+            g, d = gradient, part
+        else:
+            g, d = _vector(gradient), _vector(part)
         one = isinstance(times, float) and times == 1
         if not squares_only:
             along = torch.dot(g, d)
@@ -145,28 +148,30 @@ class GradientWatch:
         gradients = list(self.gradients.values())
         first = gradients[0]
         with DisableTorchFunction(), torch.no_grad():
-            if all(g.numel() <= SMALL and g.dtype == first.dtype and not g.is_sparse for g in gradients):
-                self._all_plain, self._count = torch.cat([_vector(g) for g in gradients]), len(gradients)
+            small = [g.numel() <= SMALL and g.dtype == first.dtype and not g.is_sparse for g in gradients]
+            if all(small):
+                vectors = [g.reshape(-1) if g.dtype in _PLAIN else _vector(g) for g in gradients]
+                self._all_plain, self._count = torch.cat(vectors), len(gradients)
                 return torch.dot(self._all_plain, self._all_plain)
         return inner_product(gradients, gradients)
 
-    def see(self, leaf: Tensor, found: Tensor | None) -> None:
+    def see(self, leaf: Tensor, finished: Tensor | None) -> None:
         gradient = self.gradients.get(leaf)
-        if gradient is None or found is None:
+        if gradient is None or finished is None:
             return
         with DisableTorchFunction(), torch.no_grad():  # on small models each call that a mode handles would be felt
-            whole = found if isinstance(self.factor, float) and self.factor == 1 else found / self.factor
+            whole = finished if isinstance(self.factor, float) and self.factor == 1 else finished / self.factor
             part = torch.sub(whole.to(gradient.dtype), gradient, alpha=self.loss_weight)
             self.part.add(gradient, part, squares_only=leaf in self.by_rows)
             if self.collect is not None:
                 self.collect(leaf, gradient, part)
 
-    def see_all(self, leaves: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    def see_all(self, leaves: Sequence[Tensor], finished: Sequence[Tensor]) -> None:
         """The same for many: small gradients as one vector, because on small models each call would be felt."""
         small: dict[bool, tuple[list[Tensor], list[Tensor]]] = {}
         known = len(leaves) == self._count and all(map(is_, leaves, self.gradients))  # in the order of `_all_plain`
         with DisableTorchFunction(), torch.no_grad():
-            for leaf, whole in zip(leaves, found, strict=True):
+            for leaf, whole in zip(leaves, finished, strict=True):
                 gradient = self.gradients.get(leaf)
                 large = whole.numel() > SMALL or self.collect is not None
                 if gradient is None or large or gradient.is_sparse or whole.is_sparse:
@@ -182,27 +187,30 @@ class GradientWatch:
                     part /= self.factor
                 self.part.add(plain, part.sub_(plain, alpha=self.loss_weight), squares_only=squares_only)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Around the backward pass; without hooks where `.grad` is empty before and is G · factor itself after."""
-        if all(leaf.is_leaf and leaf.grad is None and not _has_hooks(leaf) for leaf in self.gradients):
-            yield
+    def __enter__(self) -> None:
+        """Before the backward pass; without hooks where `.grad` is empty, and will be G · factor itself."""
+        self._handles: list[Any] = []
+        self._by_hooks = False
+        for leaf in self.gradients:
+            if not leaf.is_leaf or leaf.grad is not None or leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+                self._by_hooks = True
+                break
+        if not self._by_hooks:
+            return
+        for leaf in self.gradients:
+            users = list(leaf._backward_hooks or ())
+            self._handles.append(leaf.register_hook(lambda seen, leaf=leaf: self.see(leaf, seen)))
+            hooks = leaf._backward_hooks
+            assert hooks is not None
+            for key in users:  # behind ours
+                hooks[key] = hooks.pop(key)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if not self._by_hooks and kind is None:
             leaves = [leaf for leaf in self.gradients if leaf.grad is not None]
             self.see_all(leaves, [leaf.grad for leaf in leaves])  # type: ignore[misc]
-            return
-        handles = []
-        try:
-            for leaf in self.gradients:
-                users = list(leaf._backward_hooks or ())
-                handles.append(leaf.register_hook(lambda found, leaf=leaf: self.see(leaf, found)))
-                hooks = leaf._backward_hooks
-                assert hooks is not None
-                for key in users:  # behind ours
-                    hooks[key] = hooks.pop(key)
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
@@ -212,10 +220,6 @@ def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
         norms = [torch.linalg.vector_norm(a, dtype=torch.float32 if a.dtype in _HALF else None) for a in left]
         return torch.stack([norm.to(norms[0].dtype) for norm in norms]).square().sum()
     return total((real(a) * real(b)).sum() for a, b in zip(left, right, strict=True))
-
-
-def _has_hooks(leaf: Tensor) -> bool:
-    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
 def penalty_part(strength: float | Tensor, gradients: Sequence[Tensor], products: Sequence[Tensor]) -> PenaltyPart:

@@ -1,6 +1,6 @@
 """Operations whose second derivative torch 2.13 lacks or gets wrong, as formulas that autograd differentiates twice.
 
-Exact methods run under `twice_differentiable`: fused attention takes its MATH backend, and the functions listed at the
+Exact methods run under `TwiceDifferentiable`: fused attention takes its MATH backend, and the functions listed at the
 end of this file are replaced by sums, products and maxima with the same value and the same first derivative. All
 activations of `torch.nn` were tried: hardsigmoid alone has no second derivative. Fused weight norm has a wrong one, and
 so has PReLU at exactly 0.
@@ -9,8 +9,7 @@ so has PReLU at exactly 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tacit._errors import InputError
-from tacit.layers.modes import modes_off
+from tacit.layers.modes import ModesOff
 
 _log = logging.getLogger("tacit")
 _FAR = 1e30  # stands for −∞ in log-space sums: its exponential is 0, and its gradient is not nan
@@ -47,29 +46,33 @@ class AttentionNotice:
             )
 
 
-@contextmanager
-def twice_differentiable(attention: str, notice: AttentionNotice) -> Iterator[None]:
+class TwiceDifferentiable:
     """Inside, every replaced function has its second derivative; attention too, unless `attention` is "as_is".
 
     It must surround backward passes as well: checkpointed blocks run their forward pass again there. It acts where
-    `modes_on` is called for, which is around closures and backward passes.
+    `modes_on` is called for, which is around closures and backward passes. Attention is switched as by
+    `sdpa_kernel(SDPBackend.MATH)`, whose lists of names take ten times as long.
     """
-    replacing = Replacing(notice.give if attention == "math" else None)
-    with _MathAttention() if attention == "math" else nullcontext(), replacing, modes_off():
-        yield
 
-
-class _MathAttention:
-    """`sdpa_kernel(SDPBackend.MATH)`, whose lists of names take ten times as long as its switches."""
+    def __init__(self, attention: str, notice: AttentionNotice) -> None:
+        self.math = attention == "math"
+        self.replacing = Replacing(notice.give if self.math else None)
+        self.modes_off = ModesOff()
 
     def __enter__(self) -> None:
-        self.before = [is_on() for is_on, _ in _BACKENDS]
-        for (_, switch), on in zip(_BACKENDS, (True, False, False, False, False), strict=True):
-            switch(on)
+        if self.math:
+            self.before = [is_on() for is_on, _ in _BACKENDS]
+            for (_, switch), on in zip(_BACKENDS, (True, False, False, False, False), strict=True):
+                switch(on)
+        self.replacing.__enter__()
+        self.modes_off.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        for (_, switch), on in zip(_BACKENDS, self.before, strict=True):
-            switch(on)
+        self.modes_off.__exit__(*error)
+        self.replacing.__exit__(*error)
+        if self.math:
+            for (_, switch), on in zip(_BACKENDS, self.before, strict=True):
+                switch(on)
 
 
 _BACKENDS: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
@@ -125,7 +128,7 @@ class Replacing(TorchFunctionMode):
         return tuple(self._edge(each) if isinstance(each, Tensor) else each for each in tensors)
 
     def _edge(self, tensor: Tensor) -> GradientEdge:
-        with modes_off():  # a subclass of Tensor would make a view of itself here, with an edge of its own
+        with ModesOff():  # a subclass of Tensor would make a view of itself here, with an edge of its own
             if not tensor.is_leaf:
                 return get_gradient_edge(tensor)
             if tensor not in self.edges:

@@ -128,9 +128,9 @@ class _DirectNorm(torch.autograd.Function):
     @without_modes
     def forward(ctx: Any, uses: list[LayerUse], with_bias: bool, *flat: Tensor) -> Tensor:
         triples = zip(uses, map(_wide, flat[::2]), map(_wide, flat[1::2]), strict=True)
-        found = [use.each_parameter_gradients(inputs, gradients, with_bias) for use, inputs, gradients in triples]
-        weight_gradient = _sum(weight for weight, _ in found)
-        bias_gradient = _sum(bias for _, bias in found if bias is not None) if with_bias else None
+        formed = [use.each_parameter_gradients(inputs, gradients, with_bias) for use, inputs, gradients in triples]
+        weight_gradient = _sum(weight for weight, _ in formed)
+        bias_gradient = _sum(bias for _, bias in formed if bias is not None) if with_bias else None
         ctx.save_for_backward(weight_gradient, bias_gradient, *flat)
         ctx.uses = uses
         uses[0].weight_gradient_of_norm = weight_gradient

@@ -2,15 +2,23 @@
 
     W ← (1 − εμ) W − ε [S; D]ᵀ [X; T]
 
-One in-place matrix product per layer and step, into the weight or into its momentum (`sgd_update`): no gradient is
-written or read, which is what a wide layer at a small batch size waits for.
+One in-place matrix product per layer and step, into the weight or into its momentum: no gradient is
+written or read, which is what a wide layer at a small batch size waits for. With d = G + μ W, momentum β and
+dampening τ:
+
+    without momentum        W ← W − ε d                                   one product, into W
+    heavy ball              V ← β V + (1 − τ) d,   W ← W − ε V            one product, into V
+    Nesterov                V as above,            W ← W − ε (d + β V)    two products, into V and into W
+
+V starts as d, without dampening, as in `torch.optim.SGD`.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,18 +28,18 @@ from tacit._arguments import whole_number
 from tacit._errors import InputError
 from tacit._gradient_sources import GradientSource
 from tacit.layers.kinds import LinearUse
-from tacit.penalty.draws import cut_batch
 from tacit.penalty.methods import gram
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.pieces import Cut
+from tacit.penalty.pieces import Cut, cut_batch
 from tacit.penalty.record import PenaltyRecord, record_of
 from tacit.penalty.relative import Relative
-from tacit.penalty.sgd_update import Gradient, sgd_update
 from tacit.penalty.step import StepRunner
-from tacit.penalty.surroundings.refusals import translated_errors
+from tacit.penalty.surroundings.loss_scaling import LossScaling
+from tacit.penalty.surroundings.refusals import TranslatedErrors
 from tacit.penalty.workers.wrappers import refuse_ddp, refuse_shards, without_ddp
 
+SLAB = 2**20  # elements of V that stay in the processor's cache between the product and the step that reads it
 CHECK_EVERY = 100  # steps between looks at what other steps take for granted, as in `GradientPenalty`
 
 
@@ -92,7 +100,7 @@ class FactoredSGD(torch.optim.Optimizer):
         self.micro_batch_size, self.sampled, self.seed = micro_batch_size, sampled, seed
         self._runner = StepRunner(
             model, attention=attention, check_every=CHECK_EVERY,
-            scaler_remedy="FactoredSGD takes no scaler; for float16 use GradientPenalty.",
+            scaling=LossScaling("FactoredSGD takes no scaler; for float16 use GradientPenalty."),
         )  # fmt: skip
         self._source = GradientSource()
         self._see_parameters()
@@ -146,7 +154,7 @@ class FactoredSGD(torch.optim.Optimizer):
             call=self._runner.steps,
         )  # fmt: skip
         outcomes, uses = self._differentiate(self._leaving_backward_to_us(closure), cut, strength)
-        self._source.content = "of linear layers are never formed by FactoredSGD"
+        self._source.put("of linear layers are never formed by FactoredSGD")
         factors: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
         for use in uses:
             if use.factors is not None:
@@ -199,8 +207,10 @@ class FactoredSGD(torch.optim.Optimizer):
         self, closure: Callable[..., Tensor], cut: Cut, strength: float
     ) -> tuple[list[Outcome], list[LinearUse]]:
         """Factors of linear layers on the returned uses, `.grad` of everything else."""
-        objective = Objective(self.model, self.named, (), strength=strength)
-        with translated_errors(), without_ddp():
+        objective = Objective(
+            self.model, self._parameters.now(), (), strength=strength, modules=self._parameters.modules
+        )
+        with TranslatedErrors(), without_ddp():
             return self._runner.run(
                 objective, closure, cut, lambda each: gram.run(each, keep_factors=each.deliver is None),
                 in_one_pass=True, keep_factors=True,
@@ -232,3 +242,55 @@ def _check_number(name: str, value: Any) -> None:
     number = isinstance(value, (numbers.Real, Tensor)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
         raise InputError(f"{name}={value!r}; expected a finite number that is not negative.")
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient LᵀR + `rest`, either of which may be missing."""
+
+    left: Tensor | None = None
+    right: Tensor | None = None
+    rest: Tensor | None = None
+
+    def add_to(self, target: Tensor, *, keep: float, times: float, rows: slice = slice(None)) -> None:
+        """target ← keep · target + times · gradient, on some rows of a matrix or on all of a tensor."""
+        part = target[rows] if self.left is not None else target
+        if self.left is not None and self.right is not None:
+            left, right = self.left[:, rows].to(target.dtype), self.right.to(target.dtype)
+            part.addmm_(left.T, right, beta=keep, alpha=times)
+        elif keep == 0:
+            part.zero_()
+        elif keep != 1:
+            part.mul_(keep)
+        if self.rest is not None:
+            part.add_(self.rest if self.left is None else self.rest[rows], alpha=times)
+
+
+def sgd_update(parameter: Tensor, gradient: Gradient, group: Mapping[str, Any], state: dict[str, Any]) -> None:
+    """One step of SGD with the group's `lr`, `weight_decay`, `momentum`, `dampening` and `nesterov`, in place."""
+    rate, decay, momentum = (float(group[name]) for name in ("lr", "weight_decay", "momentum"))
+    if momentum == 0:
+        gradient.add_to(parameter, keep=1 - rate * decay, times=-rate)
+        return
+    buffer = state.get("momentum_buffer")
+    keep, fresh = (momentum, 1 - float(group["dampening"])) if buffer is not None else (0.0, 1.0)
+    if buffer is None:
+        buffer = state["momentum_buffer"] = torch.empty_like(parameter, memory_format=torch.preserve_format)
+    for rows in _slabs(parameter, gradient):
+        gradient.add_to(buffer, keep=keep, times=fresh, rows=rows)
+        velocity, weights = (buffer[rows], parameter[rows]) if gradient.left is not None else (buffer, parameter)
+        if decay:
+            velocity.add_(weights, alpha=fresh * decay)
+        if not group["nesterov"]:
+            weights.add_(velocity, alpha=-rate)
+        else:
+            gradient.add_to(parameter, keep=1 - rate * decay, times=-rate, rows=rows)
+            weights.add_(velocity, alpha=-rate * momentum)
+
+
+def _slabs(parameter: Tensor, gradient: Gradient) -> list[slice]:
+    """Rows of a large matrix in parts: V is read while it is still in the cache."""
+    if gradient.left is None:
+        return [slice(None)]
+    height = max(1, SLAB // parameter.shape[1])
+    return [slice(start, start + height) for start in range(0, parameter.shape[0], height)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,30 +13,28 @@ from torch import Tensor, nn
 
 from tacit._arguments import whole_number
 from tacit._errors import InputError
-from tacit._gradient_sources import GradientSource
-from tacit.penalty.draws import cut_batch, part_is_drawn
 from tacit.penalty.methods import gram
-from tacit.penalty.methods.approximation import LARGEST_ERROR, Approximation
-from tacit.penalty.objective import DeferredCheck, Objective, Outcome
-from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.record import PenaltyRecord, mean_over_rows, record_of
-from tacit.penalty.registry import Method, choose, fastest_exact
-from tacit.penalty.sink import GradientSum
-from tacit.penalty.step import Outcomes, StepRunner
+from tacit.penalty.methods.approximation import Approximation
+from tacit.penalty.methods.double_backward import plain_backward
+from tacit.penalty.objective import Objective, Outcome
+from tacit.penalty.pieces import cut_batch, weight_of_part
+from tacit.penalty.record import LastStep, PenaltyRecord, mean_over_rows
+from tacit.penalty.registry import METHODS, Method, choose
+from tacit.penalty.relative import AppliedSum
+from tacit.penalty.step import Differentiated, GradientRule, Outcomes
 from tacit.penalty.strength import Strength, Value, show
 from tacit.penalty.surroundings.buffers import buffers_kept
-from tacit.penalty.surroundings.loss_scaling import scale_now
-from tacit.penalty.surroundings.refusals import check_backward, check_closure, translated_errors
-from tacit.penalty.surroundings.state import checked_generators
-from tacit.penalty.workers.ddp import Step, Workers
+from tacit.penalty.surroundings.loss_scaling import LossScaling
+from tacit.penalty.surroundings.refusals import TranslatedErrors, refuse_closure
+from tacit.penalty.workers.ddp import Workers
 from tacit.penalty.workers.replica import lengths
 from tacit.penalty.workers.shards import is_sharded, plain_step
-from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped
+from tacit.penalty.workers.wrappers import refuse_shards
 
 _log = logging.getLogger("tacit")
 
 
-class GradientPenalty:
+class GradientPenalty(GradientRule):
     """Backward passes of Ĉ + (λ/4)‖∇Ĉ‖² in place of Ĉ: the modified loss of SGD, minibatch by minibatch.
 
     C_mod(ω) = C(ω) + λ C_reg(ω) = (1/m) Σₖ ( Ĉₖ + (λ/4)‖∇Ĉₖ‖² )                               (section 2.3)
@@ -110,62 +107,50 @@ class GradientPenalty:
         largest_ratio: float | None = None,
         defer_checks: bool | None = None,
     ) -> None:
-        self.model = model
-        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self._parameters = PenalisedParameters(model, self.exclude, on_change=self._see_parameters)
-        if micro_batch_size is not None:
-            whole_number("micro_batch_size", micro_batch_size, at_least=1)
-        if sampled is not None:
-            whole_number("sampled", sampled, at_least=1)
+        super().__init__(
+            model, exclude=exclude, generators=generators, attention=attention, check_every=check_every,
+            defer_checks=defer_checks, workers=Workers(norm_of, check=check_ranks),
+            scaling=LossScaling("Pass the scaler to the penalty as scaler=."),
+        )  # fmt: skip
+        for name, value in (("micro_batch_size", micro_batch_size), ("sampled", sampled)):
+            if value is not None:
+                whole_number(name, value, at_least=1)
+        self.micro_batch_size, self.sampled = micro_batch_size, sampled
+        self.norm_of, self.when_uncertain, self.central = norm_of, when_uncertain, central
         self._automatic = method == "auto"
-        self.method = _chosen(method, model, micro_batch_size=micro_batch_size, sampled=sampled, norm_of=norm_of)
+        # One drawn micro-batch is a small batch by itself: there are no others to have in one pass with it.
+        size = None if sampled == 1 else micro_batch_size
+        self.method = choose(method, model, micro_batch_size=size, norm_of=norm_of).name
+        self._refuse_combinations()
         self._strength = Strength(
             strength, every=every, probability=probability, seed=seed, largest_ratio=largest_ratio, norm_of=norm_of
         )
-        whole_number("check_every", check_every, at_least=0)
-        if norm_of not in ("micro_batch", "global_batch"):
-            raise InputError(f"norm_of={norm_of!r} is unknown; use 'micro_batch' or 'global_batch'.")
-        if norm_of == "global_batch" and self.method == "gram":
+        self._approximation = Approximation(
+            model, when_uncertain=when_uncertain, check_every=check_every, generators=self.generators
+        )
+        self._last = LastStep()
+        self._see_parameters()
+        if self._automatic:
+            _log.info("GradientPenalty: method auto is %s", self.method)
+
+    def _refuse_combinations(self) -> None:
+        if self.norm_of not in ("micro_batch", "global_batch"):
+            raise InputError(f"norm_of={self.norm_of!r} is unknown; use 'micro_batch' or 'global_batch'.")
+        if self.norm_of == "micro_batch":
+            return
+        if self.method == "gram":
             raise InputError(
                 "norm_of='global_batch' with method='gram'; expected a method that forms the gradient that workers "
                 "average. Use method='double_backward'."
             )
-        if norm_of == "global_batch" and micro_batch_size is not None:
-            raise InputError(
-                f"micro_batch_size={micro_batch_size} with norm_of='global_batch'; expected at most one of them."
-            )
-        if norm_of == "global_batch" and sampled is not None:
-            raise InputError(f"sampled={sampled} with norm_of='global_batch'; expected at most one of them.")
-        refuse_wrapped(model, norm_of=norm_of)
-        self.micro_batch_size, self.sampled = micro_batch_size, sampled
-        self.norm_of, self.when_uncertain = norm_of, when_uncertain
-        self.central, self.check_every, self.generators = central, check_every, checked_generators(generators)
-        self._last: PenaltyRecord | None = None
-        self._seen: tuple[list[Outcome], float | Tensor, str, float | None, int] | None = None  # `last` is made of it
-        self._error: float | None = None
-        self._approximation = Approximation(
-            model, when_uncertain=when_uncertain, check_every=check_every, generators=self.generators
-        )
-        self._runner = StepRunner(
-            model, attention=attention, check_every=check_every,
-            scaler_remedy="Pass the scaler to the penalty as scaler=.",
-        )  # fmt: skip
-        self._deferred = DeferredCheck(defer_checks)
-        self._workers = Workers(norm_of, check=check_ranks)
-        self._source = GradientSource()
-        self._see_parameters()
-        if method == "auto":
-            _log.info("GradientPenalty: method auto is %s", self.method)
+        for name in ("micro_batch_size", "sampled"):
+            value = getattr(self, name)
+            if value is not None:
+                raise InputError(f"{name}={value} with norm_of='global_batch'; expected at most one of them.")
 
     def _see_parameters(self) -> None:
-        """What depends on the parameters alone, when they have changed."""
         refuse_shards(self.model, self.parameters, method=self.method)
         self._source.owns(self.parameters.values())
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the norm runs over, by name."""
-        return self._parameters.by_name
 
     @property
     def strength(self) -> Value:
@@ -185,22 +170,10 @@ class GradientPenalty:
         return self._strength.probability
 
     @property
-    def steps(self) -> int:
-        """How many calls there were, penalised or not."""
-        return self._runner.steps
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self._runner.steps = value
-
-    @property
     def last(self) -> PenaltyRecord | None:
         """What the last step saw. Its numbers are tensors until they are asked for."""
         self._deferred.raise_if_seen()
-        if self._last is None and self._seen is not None:
-            outcomes, strength, method, error, parts = self._seen
-            self._last = record_of(outcomes, strength=strength, method=method, error=error, parts=parts)
-        return self._last
+        return self._last.record()
 
     def backward(
         self,
@@ -229,15 +202,9 @@ class GradientPenalty:
         and no `micro_batch_size` the penalty is that of q of them. With a GradScaler pass it as `scaler`: gradients
         come out scaled as after `scaler.scale(loss).backward()`, while the penalty is that of the unscaled loss.
         """
-        check_backward(weight, "penalty")
-        sink, loss, _ = self._differentiate(
-            closure, batch, second_view, weight=weight, scaler=scaler, number=step, part=part, collect=False
+        return self._into_grad(
+            closure, batch, weight=weight, scaler=scaler, second_view=second_view, number=step, part=part
         )
-        if scaler is None and weight <= 1:  # a larger weight may be the scale itself
-            self._runner.scaling.watch_optimizer(self.parameters.values())
-        if sink is not None:
-            sink.into_grad(loss)
-        return loss
 
     def add(
         self,
@@ -262,7 +229,7 @@ class GradientPenalty:
                 "are given are the sample."
             )
         sink, loss, _ = self._differentiate(
-            closure, batch, None, weight=weight, scaler=scaler, number=step, part=None, collect=True, alone=True
+            closure, batch, weight=weight, scaler=scaler, number=step, collect=True, alone=True
         )
         assert sink is not None
         sink.into_grad(loss)
@@ -292,136 +259,89 @@ class GradientPenalty:
         >>> penalty = GradientPenalty(model, strength=2**-6)
         >>> (penalty.loss(lambda: model(x).square().mean()) / 2).backward()
         """
-        if not torch.is_grad_enabled():
-            check_closure(closure, "loss")
-            losses = [closure(*batch), *([] if second_view is None else [second_view()])]
-            return losses[0] if second_view is None else torch.stack(losses).mean()
-        sink, loss, scale = self._differentiate(
-            closure, batch, second_view, weight=1.0, scaler=scaler, number=step, part=part, collect=True
-        )
-        assert sink is not None
-        made = sink.hand_over(loss, scale)
-        if scaler is None:
-            self._runner.scaling.watch_backward(made)
-        return made
+        loss = self._as_loss(closure, batch, scaler=scaler, second_view=second_view, number=step, part=part)
+        if second_view is None or torch.is_grad_enabled():
+            return loss
+        return torch.stack([loss, second_view()]).mean()
 
     def _differentiate(
         self,
         closure: Callable[..., Tensor],
         batch: tuple[Any, ...],
-        second_view: Callable[[], Tensor] | None,
         *,
         weight: float,
         scaler: torch.amp.GradScaler | None,
-        number: int | None,
-        part: tuple[int, int] | None,
         collect: bool,
+        second_view: Callable[[], Tensor] | None = None,
+        number: int | None = None,
+        part: tuple[int, int] | None = None,
         alone: bool = False,
-    ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
-        """One step: where its gradients are (None: in `.grad`; never with `collect`), its loss, and their scale.
-
-        With `alone` it is the penalty's part of the gradient only.
-        """
+    ) -> Differentiated:
+        """With `alone` it is the penalty's part of the gradient only."""
         caller = "add" if alone else "loss" if collect else "backward"
-        check_closure(closure, caller)
+        if not callable(closure):
+            refuse_closure(closure, caller)
+        call = self._runner.steps
         parameters = self._parameters.now()
         strength = self._strength.now(
-            step=self.steps if number is None else whole_number("step", number, at_least=0), call=self.steps,
+            step=call if number is None else whole_number("step", number, at_least=0), call=call,
             views=1 if second_view is None else 2, alone=alone,
         )  # fmt: skip
         of_all_workers = strength  # they agree on it, and each draws for itself which of its calls carry it
         if part is not None or (self.sampled is not None and self.micro_batch_size is None):
-            share = self._weight_of_part(part, number)
+            count = self.sampled if self.micro_batch_size is None else None
+            share = weight_of_part(part, count, seed=self._strength.seed, call=call, step=number)
             strength = strength * share if share else 0.0  # a tensor times 0 would be a penalty
         penalised = isinstance(strength, Tensor) or strength != 0
-        method = choose(self.method)
-        check = penalised and not method.exact and self._approximation.begin(self.steps)
-        cut = cut_batch(
-            batch, self.micro_batch_size, self.sampled, penalised=penalised, caller=caller, seed=self._strength.seed,
-            call=self.steps,
-        )  # fmt: skip
+        approximate = penalised and not METHODS[self.method].exact
         if second_view is not None and batch:
             raise InputError("second_view was given with batch tensors; expected closures without arguments here.")
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        device = next(iter(parameters.values())).device
-        scale = scale_now(scaler, device)
-        if isinstance(scale, Tensor) and self.method == "finite_difference":
-            scale = float(scale)
-        kept = buffers_kept(self._parameters.modules) if alone else nullcontext()
-        with translated_errors(), kept, self._with_workers(of_all_workers, weight, batch) as ours:
-            sink: GradientSum | Step | None = ours
-            if ours is not None and not collect:
-                ours.refuse_backward_inside_ddp()
-            # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
-            if sink is None and (collect or len(cut.pieces) > 1 or cut.drawn):
-                sink = GradientSum()
-            together = ours if self.norm_of == "global_batch" else None
-            objective = Objective(
-                model=self.model,
-                parameters=parameters,
-                closures=(),
+        cut = cut_batch(
+            batch, self.micro_batch_size, self.sampled, penalised=penalised, caller=caller, seed=self._strength.seed,
+            call=call,
+        )  # fmt: skip
+        # Several micro-batches are added up before they reach `.grad`, so that hooks on parameters fire once.
+        several = len(cut.pieces) > 1 or cut.parts > 0
+        applied = None
+        if penalised and weight and self._strength.relative is not None:
+            applied = AppliedSum(parameters.values(), weight, several=several)
+        with buffers_kept(self._parameters.modules) if alone else nullcontext():
+            taken = self._take_step(
+                closure, cut, self._run, collect=collect, aside=several, scaler=scaler,
+                join=lambda: self._workers.step(
+                    self.model, float(of_all_workers), weight, next(lengths(batch), None)
+                ),
+                scale_as_number=self.method == "finite_difference",
+                in_one_pass=self.method == "gram",
+                second_view=second_view,
                 strength=strength,
-                exact=method.exact or not penalised,
+                exact=not approximate,
                 weight=weight,
                 loss_weight=0.0 if alone else 1.0,
-                scale=scale,
-                generators=self.generators,
-                known_modules=self._parameters.modules,
-                mean=None if together is None else together.mean,
-                deliver=None if sink is None else sink.add,
                 central=self.central,
-                check_error=check,
-                tolerance=self._approximation.tolerance,
-                largest=None if together is None else together.largest,
-                may_overflow=scaler is not None,
-                deferred=self._deferred.now(self.steps, device, due=self._runner.due),
-                applied=self._strength.applied_sum(weight, parameters.values(), cut) if penalised else None,
-            )
-            outcomes, _ = self._runner.run(
-                objective, closure, cut, self._run, second_view=second_view, scaler=scaler,
-                in_one_pass=self.method == "gram",
+                check_error=approximate and self._approximation.begin(call),
+                tolerance=self._approximation.tolerance if approximate else None,
+                applied=applied,
             )  # fmt: skip
-        of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
-        self._source.content = f"are those of a loss with a penalty{of_strength}" if penalised else None
-        self._remember(outcomes, strength, weight, cut.parts)
-        if penalised and weight:
-            self._strength.see(outcomes, strength, objective.applied, ours)
-        return sink, mean_over_rows(outcomes, [outcome.loss for outcome in outcomes]), objective.scale
-
-    def _weight_of_part(self, part: tuple[int, int] | None, step: int | None) -> float:
-        """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q drawn."""
-        if self.sampled is None or self.micro_batch_size is not None:
-            raise InputError(
-                f"part={part}; expected it with sampled=q and without micro_batch_size, for the penalty of q of the "
-                "calls that one optimizer step accumulates."
-            )
-        if part is None:
-            raise InputError(
-                f"sampled={self.sampled} without micro_batch_size; expected penalty.backward(closure, weight=1 / k, "
-                "part=(j, k)) in call j of the k that one optimizer step accumulates, or a micro_batch_size."
-            )
-        number, parts = part
-        if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
-            raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
-        first = self.steps - number if step is None else step  # of the calls of this optimizer step
-        drawn = part_is_drawn(number, parts, self.sampled, seed=self._strength.seed, step=first)
-        return max(parts / self.sampled, 1.0) if drawn else 0.0
-
-    def _with_workers(
-        self, strength: float | Tensor, weight: float, batch: tuple[Any, ...]
-    ) -> AbstractContextManager[Step | None]:
-        if not in_a_group():
-            return nullcontext()
-        return self._workers.step(self.model, float(strength), weight, next(lengths(batch), None))
+        if penalised:
+            of_strength = f" of strength {strength:g}" if isinstance(strength, float) else ""
+            self._source.put(f"are those of a loss with a penalty{of_strength}")
+        outcomes = taken.outcomes
+        self._last.see(
+            outcomes, step=call, strength=strength, weight=weight, method=self.method, parts=cut.parts
+        )  # fmt: skip
+        if penalised and weight and self._strength.looks_back:
+            self._strength.see(outcomes, strength, applied, taken.workers)
+        loss = outcomes[0].loss if len(outcomes) == 1 else mean_over_rows(outcomes, [each.loss for each in outcomes])
+        return taken.sink, loss, taken.objective.scale
 
     def _run(self, objective: Objective) -> Outcomes:
         """One micro-batch, by this penalty's method."""
-        method = choose(self.method)
+        method = METHODS[self.method]
         if not objective.penalised:
-            return (plain_step(objective) if is_sharded(self.model) else _plain(objective)), []
+            return (plain_step(objective) if is_sharded(self.model) else plain_backward(objective)), []
         if self._automatic and self.method == "gram" and len(objective.closures) > 1:
-            return replace(choose("double_backward").backward(objective), method="double_backward"), []
+            return replace(METHODS["double_backward"].backward(objective), method="double_backward"), []
         if method.exact:
             return method.backward(objective), []
         return self._approximation.run(method, objective, run_exact=self._run_exact), []
@@ -434,7 +354,7 @@ class GradientPenalty:
         """How `gram` computes each parameter's part of the norm: `gram`, `factors` or `gradient`. Calls the closure."""
         objective = Objective(self.model, self.parameters, (closure,), strength=1.0, generators=self.generators)
         exact = self._runner.twice_differentiable()
-        with translated_errors(), self._workers.alone(self.model), torch.enable_grad(), exact:
+        with TranslatedErrors(), self._workers.alone(self.model), torch.enable_grad(), exact:
             return gram.plan(objective)
 
     def __repr__(self) -> str:
@@ -474,38 +394,3 @@ class GradientPenalty:
         self._strength.load_state_dict(state)
         if "row_mean" in state:
             self._runner.micro_batches.row_mean.load_state_dict(state["row_mean"])
-
-    def _remember(self, outcomes: list[Outcome], strength: float | Tensor, weight: float, parts: int) -> None:
-        if weight == 0:  # a gradient of weight 0 does not tell its parts
-            outcomes = [replace(outcome, part=None) for outcome in outcomes]
-        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if errors:
-            self._error = max(errors)
-            if self._error > LARGEST_ERROR:
-                warnings.warn(
-                    f"method={self.method!r}: the penalty's gradient has an estimated relative error of "
-                    f"{self._error:.0%} at step {self.steps - 1}; an exact method has none.",
-                    stacklevel=4,
-                )
-        # Of several micro-batches an exact method may have taken some: the record is that of the others.
-        instead = None if any(outcome.method is None for outcome in outcomes) else outcomes[0].method
-        error = self._error if instead is None else None
-        self._last, self._seen = None, (outcomes, strength, instead or self.method, error, parts)
-
-
-def _chosen(method: str, model: nn.Module, *, micro_batch_size: int | None, sampled: int | None, norm_of: str) -> str:
-    if method != "auto":
-        return choose(method).name
-    if norm_of == "global_batch":  # its mean gradient has to be formed, so `gram` gains nothing
-        return "double_backward"
-    # One drawn micro-batch is a small batch by itself: there are no others to have in one pass with it.
-    return fastest_exact(model, micro_batch_size=None if sampled == 1 else micro_batch_size).name
-
-
-def _plain(objective: Objective) -> Outcome:
-    """Strength 0: bitwise what `loss.backward()` does."""
-    losses = [objective.loss(closure) for closure in objective.closures]
-    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-    if objective.loss_weight:
-        objective.finish(loss, factor=objective.weight * objective.scale)
-    return Outcome(loss.detach(), torch.zeros_like(loss.detach()))

@@ -7,20 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit._graph import leaf_uses
+from tacit._graph import leaf_uses, suspects
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty.relative import AppliedSum
-from tacit.penalty.surroundings.compiled import CompiledNotice, uncompiled
-from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
-from tacit.penalty.surroundings.state import without_hooks
+from tacit.penalty.sink import GradientSum
+from tacit.penalty.surroundings.refusals import refuse_suspects
+from tacit.penalty.surroundings.switches import CompiledNotice, uncompiled
 
 Closure = Callable[[], Tensor]
+LARGEST_ERROR = 0.1  # of an approximation, a tenth of the penalty's part: λ is rarely known better than that
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,17 @@ class Objective:
     look: Callable[[Tensor], None] | None = None  # at the graph of each loss, on steps where that is affordable
     compiled: CompiledNotice | None = None  # to give where compiled code runs as it was written
     may_overflow: bool = False  # whether a GradScaler skips steps that are not finite
-    known_modules: Sequence[nn.Module] = ()
+    modules: Sequence[nn.Module] = ()  # the model's
     deferred: DeferredCheck | None = None  # that a loss is finite, where nothing may wait for the device
     applied: AppliedSum | None = None  # where the vectors go whose norms will be asked for
+    aside: GradientSum | None = None  # what `deliver` adds up for `.grad`, where nobody else asks for it
+    rest: GradientSum | None = None  # goes into `.grad` in the pass of this objective, so that hooks on leaves see one
 
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """The model's, as `PenalisedParameters` saw them at the beginning of the step, where that is known."""
-        return self.known_modules or list(self.model.modules())
+    def but(self, **changes: Any) -> Objective:
+        """The same with other facts; `dataclasses.replace` takes ten times as long, which small models feel."""
+        made: Objective = object.__new__(Objective)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
 
     @property
     def penalised(self) -> bool:
@@ -85,15 +90,11 @@ class Objective:
 
     def loss(self, closure: Closure) -> Tensor:
         """The closure's loss, checked."""
-        with (
-            torch.enable_grad(),
-            uncompiled(self.compiled) if self.exact and self.penalised else nullcontext(),
-            modes_on(),
-        ):
+        with uncompiled(self.compiled) if self.exact and self.penalised else nullcontext(), modes_on():
             value = closure()
         if not isinstance(value, Tensor) or value.numel() != 1:
-            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"the closure returned {found}; expected a scalar loss tensor.")
+            returned = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"the closure returned {returned}; expected a scalar loss tensor.")
         if not value.requires_grad:
             raise InputError(
                 "the closure returned a loss without a graph; expected one that depends on trainable parameters. "
@@ -108,8 +109,10 @@ class Objective:
                 f"the loss is {value.item()}; expected a finite number. An empty batch gives nan, a learning rate that "
                 "is too large gives inf; where float16 overflows, a GradScaler given as scaler= skips the step."
             )
-        refuse_wrong_graphs(value, exact=self.exact)
-        return value.reshape(())
+        operations = suspects(value)
+        if operations:
+            refuse_suspects(operations, exact=self.exact)
+        return value if value.dim() == 0 else value.reshape(())
 
     def plain_part(self, loss: Tensor) -> Tensor:
         """Ĉ's own part of the objective, beside the penalty."""
@@ -132,17 +135,35 @@ class Objective:
         one = torch.ones_like(value)
         seeds = [one if isinstance(factor, float) and factor == 1 else factor * one, *cotangents]
         if self.deliver is None:
-            with nullcontext() if watch is None else watch.watching(), modes_on():
+            if self.rest is not None:
+                others = self.rest.divided(1.0)
+                roots += others.keys()
+                seeds += others.values()
+            with nullcontext() if watch is None else watch, modes_on():
                 torch.autograd.backward(roots, seeds)
             return
         leaves = list(leaf_uses(*roots))
-        with without_hooks(leaves), modes_on():
-            found = torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
-        pairs = [(leaf, gradient) for leaf, gradient in zip(leaves, found, strict=True) if gradient is not None]
-        leaves, gradients = [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs]
+        pairs = zip(leaves, gradients_of(roots, leaves, seeds), strict=True)
+        reached = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
+        leaves, gradients = list(reached), list(reached.values())
         if watch is not None:
             watch.see_all(leaves, gradients)
         self.deliver(leaves, gradients)
+
+
+def gradients_of(
+    roots: Tensor | Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor] | None = None, **options: bool
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` with hooks on the inputs silent: a user's hook is about the final gradient."""
+    hooked = [(tensor, tensor._backward_hooks) for tensor in inputs if tensor._backward_hooks]
+    try:
+        for tensor, _ in hooked:
+            tensor._backward_hooks = None
+        with modes_on():
+            return torch.autograd.grad(roots, inputs, seeds, allow_unused=True, **options)
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks
 
 
 class DeferredCheck:
@@ -152,11 +173,11 @@ class DeferredCheck:
         self.defer, self.first_step = defer, 0
         self.seen: Tensor | None = None
 
-    def now(self, step: int, device: torch.device, *, due: bool) -> DeferredCheck | None:
+    def now(self, step: int, device: torch.device, *, check_every: int) -> DeferredCheck | None:
         """Itself where checks are deferred on this device, None where each loss is checked at once."""
         if not (device.type != "cpu" if self.defer is None else self.defer):
             return None
-        if due:
+        if check_every and step % check_every == 0:
             self.raise_if_seen()
             self.first_step = step
         return self

@@ -1,7 +1,12 @@
-"""A batch cut into micro-batches along the first axis of its tensors, whatever holds them.
+"""A batch cut into micro-batches along the first axis of its tensors: all of them, or some that are drawn.
 
 A batch is what the closure is called with: tensors, or dicts, lists, tuples, named tuples and dataclasses of them,
 nested as they like. Numbers, strings, None and tensors without an axis are the same in every piece.
+
+Draws are functions of seed, worker and call, so that only counters are stored. A step whose penalty is that of q of m
+micro-batches, weighted by 1/q, has the mean of all m over its draws:
+
+    g = ∇Ĉ_B + (λ/2) (1/q) Σ over the q drawn of Hₖ gₖ
 """
 
 from __future__ import annotations
@@ -15,7 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._arguments import whole_number
 from tacit._errors import InputError
+from tacit._random import generator
+from tacit.penalty.workers.wrappers import worker_number
 
 _NO_ROWS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Generator)
 _EXPECTED = "expected tensors, or dicts, lists, tuples, named tuples or dataclasses of them"
@@ -74,9 +82,11 @@ def count_rows(batch: tuple[Any, ...]) -> int:
     """Of the whole batch: all its tensors have one length."""
     lengths = {len(tensor) for tensor in row_tensors(batch)}
     if len(lengths) != 1:
-        found = f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
+        problem = (
+            f"the batch tensors have lengths {sorted(lengths)}" if lengths else "the batch has no tensor with rows"
+        )
         raise InputError(
-            f"{found}; expected one length, that of the batch. Let the closure use what has no row for each example "
+            f"{problem}; expected one length, that of the batch. Let the closure use what has no row for each example "
             "without taking it as an argument."
         )
     length = lengths.pop()
@@ -85,18 +95,91 @@ def count_rows(batch: tuple[Any, ...]) -> int:
     return length
 
 
+def drawn_rows(rows: int, count: int, *, seed: int, worker: int = 0, call: int) -> Tensor:
+    """`count` of the numbers 0 … rows − 1 without repetition, in random order: the start of a permutation."""
+    return torch.randperm(rows, generator=generator(seed, "draw", worker, call))[:count]
+
+
+def rows_of(batch: tuple[Any, ...], numbers: Tensor) -> tuple[Any, ...]:
+    """The batch of these rows; nothing waits for the device."""
+    tensors = row_tensors(batch)
+    if any(tensor.device.type == "cuda" for tensor in tensors):
+        numbers = numbers.pin_memory()
+    there = {device: numbers.to(device, non_blocking=True) for device in {tensor.device for tensor in tensors}}
+    made: tuple[Any, ...] = with_tensors(batch, [_select(tensor, there[tensor.device]) for tensor in tensors])
+    return made
+
+
+def _select(tensor: Tensor, numbers: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor.index_select(0, numbers)
+    rows = tensor.unbind()  # a graph that keeps no tensors, so that several passes may go through it
+    return torch.stack([rows[number] for number in numbers.tolist()])
+
+
+def cut_batch(
+    batch: tuple[Any, ...], size: int | None, sampled: int | None, *, penalised: bool, caller: str, seed: int, call: int
+) -> Cut:
+    """The batch and the pieces of it that one step penalises.
+
+    Without a size, or a penalty, it is one piece, and without `sampled` all of its micro-batches. Otherwise they are so
+    many of a random permutation of the rows, each with its share of the penalty. Rows that the permutation leaves over
+    are not drawn; a batch of one micro-batch, or of fewer rows, is that one.
+    """
+    if size is not None and not batch:
+        raise InputError(
+            f"micro_batch_size={size} but got no batch; "
+            f"expected {caller}(closure, inputs, targets) with a closure of two arguments."
+        )
+    if size is None or not penalised:
+        return Cut.whole_only(batch)
+    if sampled is None:
+        return Cut.of(batch, size)
+    rows = count_rows(batch)
+    if rows <= size:
+        return Cut.whole_only(batch)
+    parts = rows // size
+    count = min(sampled, parts)
+    numbers = drawn_rows(rows, count * size, seed=seed, worker=worker_number(), call=call)
+    chosen = [Piece(rows_of(batch, each), 1 / count) for each in numbers.split(size)]
+    return Cut(Piece(batch), chosen, size=size, parts=parts)
+
+
+def weight_of_part(part: tuple[int, int] | None, count: int | None, *, seed: int, call: int, step: int | None) -> float:
+    """k/q where call j of k is drawn, 0 where it is not: the mean over the k calls is that over the q = `count` drawn.
+
+    A step is known by its number, or by that of its first call.
+    """
+    if count is None:
+        raise InputError(
+            f"part={part}; expected it with sampled=q and without micro_batch_size, for the penalty of q of the "
+            "calls that one optimizer step accumulates."
+        )
+    if part is None:
+        raise InputError(
+            f"sampled={count} without micro_batch_size; expected penalty.backward(closure, weight=1 / k, "
+            "part=(j, k)) in call j of the k that one optimizer step accumulates, or a micro_batch_size."
+        )
+    number, parts = part
+    if not 0 <= whole_number("part[0]", number, at_least=0) < whole_number("part[1]", parts, at_least=1):
+        raise InputError(f"part={part}; expected (j, k) with 0 <= j < k.")
+    first = call - number if step is None else step
+    drawn = drawn_rows(parts, count, seed=seed, worker=worker_number(), call=first).tolist()
+    return max(parts / count, 1.0) if number in drawn else 0.0
+
+
 def row_tensors(batch: Any) -> list[Tensor]:
     """The tensors of a batch that have rows, in a fixed order."""
     if _plain(batch):
         return list(batch)
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def see(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     _mapped(see, batch)
-    return found
+    return tensors
 
 
 def with_tensors(batch: Any, tensors: Iterable[Tensor]) -> Any:

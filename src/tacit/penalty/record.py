@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit._tree import total
-from tacit.penalty.objective import Outcome
+from tacit.penalty.objective import LARGEST_ERROR, Outcome
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,42 @@ class PenaltyRecord:
             "price": self.price,
         }
         return {name: value for name, value in row.items() if value is not None}
+
+
+class LastStep:
+    """The record of the last step, made when somebody asks for it: most steps nobody does."""
+
+    def __init__(self) -> None:
+        self.error: float | None = None  # of the last step that estimated it
+        self._record: PenaltyRecord | None = None
+        self._facts: dict[str, Any] | None = None
+
+    def see(
+        self, outcomes: list[Outcome], *, step: int, strength: float | Tensor, weight: float, method: str, parts: int
+    ) -> None:
+        """Take note of a step; warns where an approximate method's error is large."""
+        if weight == 0:  # the penalty's part of a gradient of weight 0 is not known
+            outcomes = [replace(outcome, part=None) for outcome in outcomes]
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if errors:
+            self.error = max(errors)
+            if self.error > LARGEST_ERROR:
+                warnings.warn(
+                    f"method={method!r}: the penalty's gradient has an estimated relative error of {self.error:.0%} at "
+                    f"step {step}; an exact method has none.",
+                    stacklevel=5,
+                )
+        # Of several micro-batches an exact method may have taken some: the record is that of the others.
+        others = [outcome for outcome in outcomes if outcome.method is None]
+        instead = None if others else outcomes[0].method
+        error = self.error if instead is None else None
+        facts = {"strength": strength, "method": instead or method, "error": error, "parts": parts}
+        self._record, self._facts = None, {"outcomes": outcomes, **facts}
+
+    def record(self) -> PenaltyRecord | None:
+        if self._record is None and self._facts is not None:
+            self._record = record_of(**self._facts)
+        return self._record
 
 
 def record_of(

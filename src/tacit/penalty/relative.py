@@ -123,19 +123,19 @@ class RelativeStrength:
 
     def see(self, gradient_norm: Tensor, product_norm: Tensor) -> None:
         """Take note of the step that `now` was asked for: ‖∇Ĉ‖, and the norm of what was applied, divided by λ."""
-        found = torch.stack([gradient_norm.detach(), product_norm.detach()])
-        if found.device.type != "mps":  # in float64, which MPS does not have, a stored state has all bits
-            found = found.double()
-        old = torch.zeros_like(found) if self.means is None else self.means.to(found)
-        weight = found.new_zeros(()) if self.weight is None else self.weight.to(found)
-        handed, applied = (torch.as_tensor(value).to(found) for value in (self.handed, self.applied))
+        norms = torch.stack([gradient_norm.detach(), product_norm.detach()])
+        if norms.device.type != "mps":  # in float64, which MPS does not have, a stored state has all bits
+            norms = norms.double()
+        old = torch.zeros_like(norms) if self.means is None else self.means.to(norms)
+        weight = norms.new_zeros(()) if self.weight is None else self.weight.to(norms)
+        handed, applied = (torch.as_tensor(value).to(norms) for value in (self.handed, self.applied))
         w = self.facts.smoothing
-        counts = found.isfinite().all() & (found.amax() > 0)  # 0/0 says nothing
-        trusted = (weight > 0) | (FELT * handed * found[1] >= self.ratio * found[0])
+        counts = norms.isfinite().all() & (norms.amax() > 0)  # 0/0 says nothing
+        trusted = (weight > 0) | (FELT * handed * norms[1] >= self.ratio * norms[0])
         grown = torch.where(trusted, (1 - w) * weight + w, 0.0)
         gain = torch.where(trusted, w / grown, 1.0)
         # With the first gain of 1 nothing of a guess is left, however large it was.
-        self.means = torch.where(counts, (1 - gain) * old + gain * found, old)
+        self.means = torch.where(counts, (1 - gain) * old + gain * norms, old)
         self.weight = torch.where(counts, grown, weight)
         self.applied = torch.where(counts, handed, applied)
 

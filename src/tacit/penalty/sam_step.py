@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
-from tacit.layers.modes import modes_on
-from tacit.penalty.objective import Objective
-from tacit.penalty.surroundings.state import RandomState, placed, without_hooks
+from tacit.penalty.objective import Objective, gradients_of
+from tacit.penalty.surroundings.state import RandomState, placed
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,15 @@ def _direction(objective: Objective) -> tuple[list[nn.Parameter], list[Tensor], 
     """The parameters that the last closure's loss reaches, scale · g for them, and scale · ‖g‖."""
     parameters = list(objective.parameters.values())
     loss = objective.loss(objective.closures[-1])
-    with without_hooks(parameters), modes_on():
-        root = objective.scale * loss if objective.scaled else loss
-        found = torch.autograd.grad(root, parameters, allow_unused=True)
-    pairs = [
-        (parameter, gradient) for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None
-    ]
-    if not pairs:
+    pairs = zip(parameters, gradients_of(objective.scale * loss if objective.scaled else loss, parameters), strict=True)
+    reached = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
+    if not reached:
         raise InputError(
             "the loss depends on none of the parameters that move; expected a closure that runs the model given to "
             "SharpnessAware."
         )
-    gradients = [gradient.to_dense() if gradient.is_sparse else gradient for _, gradient in pairs]
-    return [parameter for parameter, _ in pairs], gradients, torch.stack(torch._foreach_norm(gradients)).norm()
+    gradients = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in reached.values()]
+    return list(reached), gradients, torch.stack(torch._foreach_norm(gradients)).norm()
 
 
 def _points(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,25 +12,21 @@ from torch import Tensor, nn
 
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
-from tacit._gradient_sources import GradientSource
 from tacit.layers.calls import tensors_in
-from tacit.penalty.draws import drawn_rows, rows_of
-from tacit.penalty.objective import Closure, DeferredCheck, Objective, Outcome
-from tacit.penalty.parameters import PenalisedParameters
-from tacit.penalty.pieces import Cut, count_rows
+from tacit.penalty.objective import Closure, Objective, Outcome
+from tacit.penalty.pieces import Cut, count_rows, drawn_rows, rows_of
 from tacit.penalty.sam_step import SharpnessAwareRecord, sam_step
-from tacit.penalty.sink import GradientSum
-from tacit.penalty.step import Outcomes, StepRunner
-from tacit.penalty.surroundings.loss_scaling import LossScaling, scale_now
-from tacit.penalty.surroundings.refusals import check_backward, check_closure, translated_errors
-from tacit.penalty.surroundings.state import checked_generators
-from tacit.penalty.workers.ddp import Step, Workers
-from tacit.penalty.workers.wrappers import in_a_group, refuse_shards, refuse_wrapped, worker_number
+from tacit.penalty.sink import HALF
+from tacit.penalty.step import Differentiated, GradientRule, Outcomes
+from tacit.penalty.surroundings.loss_scaling import LossScaling
+from tacit.penalty.surroundings.refusals import refuse_closure
+from tacit.penalty.workers.ddp import Workers
+from tacit.penalty.workers.wrappers import refuse_shards, worker_number
 
 Radius = float | Callable[[int], float]
 
 
-class SharpnessAware:
+class SharpnessAware(GradientRule):
     """Backward passes of Ĉ at ω + ε̂ in place of ω: sharpness-aware minimization (SAM; Foret et al., 2021).
 
         ε̂ = ρ g/‖g‖,    g = ∇Ĉ(ω) of the whole batch or of `sampled` rows of it,    `.grad` gets ∇Ĉ(ω + ε̂)
@@ -81,21 +77,15 @@ class SharpnessAware:
         generators: Iterable[torch.Generator] = (),
         defer_checks: bool | None = None,
     ) -> None:
-        self.model, self.radius, self.seed = model, radius, whole_number("seed", seed)
-        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        self._parameters = PenalisedParameters(model, self.exclude, on_change=self._see_parameters)
+        super().__init__(
+            model, exclude=exclude, generators=generators, attention="as_is", check_every=check_every,
+            defer_checks=defer_checks, workers=Workers("micro_batch", check=True),
+            scaling=LossScaling(
+                "Pass the scaler as scaler=.", harm="scales what backward returns, and twice with scaler=", owner="sam"
+            ),
+        )  # fmt: skip
+        self.radius, self.seed = radius, whole_number("seed", seed)
         self.sampled = None if sampled is None else whole_number("sampled", sampled, at_least=1)
-        self.generators = checked_generators(generators)
-        refuse_wrapped(model, norm_of="micro_batch")
-        self._runner = StepRunner(
-            model, attention="as_is", check_every=whole_number("check_every", check_every, at_least=0), scaler_remedy=""
-        )
-        self._runner.scaling = LossScaling(
-            "Pass the scaler as scaler=.", harm="scales what backward returns, and twice with scaler=", owner="sam"
-        )
-        self._deferred = DeferredCheck(defer_checks)
-        self._workers = Workers("micro_batch", check=True)
-        self._source = GradientSource()
         self._last: SharpnessAwareRecord | None = None
         self._finds_direction = False
         self._see_parameters()
@@ -105,11 +95,6 @@ class SharpnessAware:
         self._source.owns(self.parameters.values())
 
     @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that move, by name."""
-        return self._parameters.by_name
-
-    @property
     def radius(self) -> Radius:
         """ρ, or the function of the step that gives it; it may be set."""
         return self._radius
@@ -117,11 +102,6 @@ class SharpnessAware:
     @radius.setter
     def radius(self, value: Radius) -> None:
         self._radius = value if callable(value) else finite_number("radius", value)
-
-    @property
-    def steps(self) -> int:
-        """How many calls there were."""
-        return self._runner.steps
 
     @property
     def last(self) -> SharpnessAwareRecord | None:
@@ -157,13 +137,7 @@ class SharpnessAware:
         of the optimizer step, from 0, for a schedule of the radius; without it calls count. With a GradScaler pass it
         as `scaler`: gradients come out scaled.
         """
-        check_backward(weight, "sam")
-        sink, loss, _ = self._differentiate(closure, batch, weight=weight, scaler=scaler, number=step, collect=False)
-        if scaler is None and weight <= 1:  # a larger weight may be the scale itself
-            self._runner.scaling.watch_optimizer(self.parameters.values())
-        if sink is not None:
-            sink.into_grad(loss)
-        return loss
+        return self._into_grad(closure, batch, weight=weight, scaler=scaler, number=step)
 
     def loss(
         self,
@@ -177,15 +151,7 @@ class SharpnessAware:
         Both passes run here; L holds the finished gradient, as that of `GradientPenalty.loss` does. Under
         `torch.no_grad()` it is the plain loss at ω, and no step is counted.
         """
-        if not torch.is_grad_enabled():
-            check_closure(closure, "loss")
-            return closure(*batch)
-        sink, loss, scale = self._differentiate(closure, batch, weight=1.0, scaler=scaler, number=step, collect=True)
-        assert sink is not None
-        made = sink.hand_over(loss, scale)
-        if scaler is None:
-            self._runner.scaling.watch_backward(made)
-        return made
+        return self._as_loss(closure, batch, scaler=scaler, number=step)
 
     def _differentiate(
         self,
@@ -194,55 +160,39 @@ class SharpnessAware:
         *,
         weight: float,
         scaler: torch.amp.GradScaler | None,
-        number: int | None,
         collect: bool,
-    ) -> tuple[GradientSum | Step | None, Tensor, float | Tensor]:
-        """One step: where its gradients are (None: in `.grad`; never with `collect`), its loss, and their scale."""
+        number: int | None = None,
+    ) -> Differentiated:
         caller = "loss" if collect else "backward"
-        check_closure(closure, caller)
+        if not callable(closure):
+            refuse_closure(closure, caller)
         parameters = self._parameters.now()
         _refuse_half_precision(parameters)
-        radius = self.radius
+        radius = self._radius
         if callable(radius):
             at = self.steps if number is None else whole_number("step", number, at_least=0)
             radius = finite_number("radius", radius(at))
         rows, of_direction = (None, None) if radius == 0 else self._drawn(closure, batch, caller)
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        device = next(iter(parameters.values())).device
-        with translated_errors(), self._with_workers() as ours:
-            sink: GradientSum | Step | None = ours
-            if ours is not None and not collect:
-                ours.refuse_backward_inside_ddp()
-            # A hook may read its parameter, or update it: it gets the gradient when the parameter is back in place.
-            if sink is None and (collect or (radius and any(map(_has_hooks, parameters.values())))):
-                sink = GradientSum()
-            objective = Objective(
-                model=self.model,
-                parameters=parameters,
-                closures=(),
-                strength=0.0,
-                exact=False,
-                weight=weight,
-                scale=scale_now(scaler, device),
-                generators=self.generators,
-                known_modules=self._parameters.modules,
-                deliver=None if sink is None else sink.add,
-                may_overflow=scaler is not None,
-                deferred=self._deferred.now(self.steps, device, due=self._runner.due),
-            )
-            records: list[SharpnessAwareRecord] = []
+        record: SharpnessAwareRecord | None = None
 
-            def run(objective: Objective) -> Outcomes:
-                tensors = list(tensors_in(batch))
-                records.append(sam_step(objective, radius, rows=rows, batch=tensors, finding=self._finding()))
-                return Outcome(records[-1].loss, torch.zeros_like(records[-1].loss)), []
+        def run(objective: Objective) -> Outcomes:
+            nonlocal record
+            tensors = list(tensors_in(batch))
+            record = sam_step(objective, radius, rows=rows, batch=tensors, finding=self._finding())
+            return Outcome(record.loss, torch.zeros_like(record.loss)), []
 
-            whole = Cut.whole_only(batch)
-            self._runner.run(objective, closure, whole, run, second_view=of_direction, scaler=scaler)
-        (self._last,) = records
-        self._source.content = "are those of SharpnessAware, at moved parameters" if radius else None
-        return sink, self._last.loss, objective.scale
+        # A hook may read its parameter, or update it: it gets the gradient when the parameter is back in place.
+        hooked = [p for p in parameters.values() if p._backward_hooks or p._post_accumulate_grad_hooks]
+        taken = self._take_step(
+            closure, Cut.whole_only(batch), run, collect=collect, aside=radius != 0 and bool(hooked), scaler=scaler,
+            # Each worker moves along its own direction: batches, radii and weights need not agree, none are compared.
+            join=lambda: self._workers.step(self.model, 0.0, 1.0, 0),
+            second_view=of_direction, strength=0.0, exact=False, weight=weight,
+        )  # fmt: skip
+        self._last = record
+        if radius:
+            self._source.put("are those of SharpnessAware, at moved parameters")
+        return taken.sink, taken.outcomes[0].loss, taken.objective.scale
 
     def _drawn(
         self, closure: Callable[..., Tensor], batch: tuple[Any, ...], caller: str
@@ -261,12 +211,6 @@ class SharpnessAware:
         numbers = drawn_rows(rows, self.sampled, seed=self.seed, worker=worker_number(), call=self.steps)
         return self.sampled, partial(closure, *rows_of(batch, numbers))
 
-    def _with_workers(self) -> AbstractContextManager[Step | None]:
-        if not in_a_group():
-            return nullcontext()
-        # Each worker moves along its own direction, so batches, radii and weights need not agree: none are compared.
-        return self._workers.step(self.model, 0.0, 1.0, 0)
-
     def __repr__(self) -> str:
         radius = "a schedule" if callable(self.radius) else f"{self.radius:g}"
         options = {"sampled": self.sampled, "exclude": list(self.exclude) or None}
@@ -282,18 +226,14 @@ class SharpnessAware:
         return {"steps": self.steps, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._runner.steps, self.seed = int(state["steps"]), int(state["seed"])
+        self.steps, self.seed = int(state["steps"]), int(state["seed"])
 
 
 def _refuse_half_precision(parameters: Mapping[str, nn.Parameter]) -> None:
     """A bfloat16 has 8 bits: moved by a thousandth of itself or less, it stays where it is, and so do most weights."""
     for name, parameter in parameters.items():
-        if parameter.dtype in (torch.float16, torch.bfloat16):
+        if parameter.dtype in HALF:
             raise InputError(
                 f"parameter {name!r} is in {parameter.dtype}, where a move of this length is mostly rounded away; "
                 "expected float32 or wider. Keep parameters in float32 and put torch.autocast into the closure."
             )
-
-
-def _has_hooks(parameter: nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

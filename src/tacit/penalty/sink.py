@@ -20,7 +20,7 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit.layers.modes import modes_on
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 class GradientSum:
@@ -36,8 +36,13 @@ class GradientSum:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             known = self.by_leaf.get(leaf)
             if known is not None:
-                gradient = known + (gradient.float() if gradient.dtype in _HALF else gradient)
+                gradient = known + (gradient.float() if gradient.dtype in HALF else gradient)
             self.by_leaf[leaf] = gradient
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether the sum is kept in more digits than a leaf has."""
+        return any(leaf.dtype in HALF for leaf in self.by_leaf)
 
     def into_grad(self, loss: Tensor) -> None:
         """Adds the sum to `.grad`, as one backward pass would: hooks on a leaf see it once."""

@@ -16,7 +16,7 @@ import logging
 import math
 import numbers
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,7 @@ from torch import Tensor
 from tacit._arguments import finite_number, whole_number
 from tacit._errors import InputError
 from tacit._random import derive_seed
-from tacit.penalty.late_jump import LateJump
 from tacit.penalty.objective import Outcome
-from tacit.penalty.pieces import Cut
 from tacit.penalty.record import record_of
 from tacit.penalty.relative import AppliedSum, Relative, RelativeStrength
 from tacit.penalty.workers.ddp import Step
@@ -36,6 +34,9 @@ from tacit.penalty.workers.ddp import Step
 # times sharper than the one that the strength was measured on (an MLP of width 512: λs/2 = 4, and 0.3 later).
 FIRST = 2.0**-10
 REMEMBERED = 0.8  # of the sharpness, from one step to the next while it falls; a rise counts at once
+EARLY = 20  # steps: what happens before is a beginning, and no jump
+JUMP = 8.0  # times the strength of the last penalised step; a cubic ramp from 0 doubles its step to 8 times at most
+GROWING = 1.25  # the first two strengths of a ramp have at least this quotient: √2 that of a root, 2 a linear one
 Value = float | Callable[[int], float] | Relative
 _log = logging.getLogger("tacit")
 
@@ -120,11 +121,10 @@ class Strength:
             return strength
         return self.limit.limited(strength)
 
-    def applied_sum(self, weight: float, parameters: Iterable[Tensor], cut: Cut) -> AppliedSum | None:
-        """Where a penalised step keeps the vectors that it applies, where their norms will be asked for."""
-        if self.relative is None or weight == 0:
-            return None
-        return AppliedSum(parameters, weight, several=len(cut.pieces) > 1 or cut.drawn)
+    @property
+    def looks_back(self) -> bool:
+        """Whether what a step was decides the next λ."""
+        return self.limit is not None or self.relative is not None
 
     def see(
         self, outcomes: Sequence[Outcome], strength: float | Tensor, applied: AppliedSum | None, workers: Step | None
@@ -142,9 +142,9 @@ class Strength:
         """‖∇Ĉ‖² and ‖(λ/2) H∇Ĉ‖² of the step that has just applied λ = `strength`."""
         assert self.relative is not None
         squares = torch.stack([gradient.detach(), penalty_part.detach().to(gradient)])
-        found = squares if workers is None else workers.mean_after(squares)
-        if found is not None:
-            self.relative.see(found[0].sqrt(), found[1].sqrt() / strength)
+        norms = squares if workers is None else workers.mean_after(squares)
+        if norms is not None:
+            self.relative.see(norms[0].sqrt(), norms[1].sqrt() / strength)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -221,6 +221,51 @@ class RatioLimit:
         self.sharpness = None if value is None else torch.tensor(value, dtype=torch.float64)
 
 
+class LateJump:
+    """Sees the strengths that a schedule gives, one for each step, and warns once of a fixed one that jumps up late.
+
+    A network that has trained without a penalty, or with a small one, has sharpened to the edge of plain steps. A
+    strength that is fine from the first step on can throw it out there: in a pilot, switched on at half of the run, it
+    lost 3 of 4.
+
+    A jump, after the first 20 steps that this object saw, is
+    - a strength of more than 8 times the one before, steps of strength 0 left out, or
+    - the first strength above 0 at all, unless the next step has at least 1.25 times that: so begins a ramp.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.last_step = 0, -1
+        self.before = 0.0  # the last strength above 0
+        self.first: tuple[int, float] | None = None  # step and value of a late first strength, until the next step
+        self.warned = False
+
+    def see(self, step: int, strength: float) -> None:
+        if self.warned or step == self.last_step:  # calls that accumulate one update have one step
+            return
+        late = self.steps >= EARLY
+        self.steps, self.last_step = self.steps + 1, step
+        if self.first is not None:
+            (at, first), self.first = self.first, None
+            if strength < GROWING * first:
+                self._warn(0.0, first, at)
+                return
+        if strength == 0:
+            return
+        if late and self.before == 0:
+            self.first = step, strength
+        elif late and strength > JUMP * self.before:
+            self._warn(self.before, strength, step)
+        self.before = strength
+
+    def _warn(self, old: float, new: float, step: int) -> None:
+        self.warned = True
+        _log.warning(
+            "GradientPenalty: the strength jumps from %g to %g at step %d, which may throw a trained network out of "
+            "where it is; let it rise over some hundred steps, penalise the first part of the run with "
+            "tacit.schedules.early, or use tacit.Relative or largest_ratio=1.", old, new, step,
+        )  # fmt: skip
+
+
 def check_strength(value: Any) -> None:
     if not (callable(value) or isinstance(value, Relative)):
         _number(value)
@@ -251,13 +296,13 @@ def _squared_norms(outcomes: Sequence[Outcome], applied: AppliedSum) -> tuple[Te
     if any(outcome.part is None for outcome in outcomes):
         return nothing, nothing
     if applied.several:
-        found = applied.squared_norms()
+        norms = applied.squared_norms()
     else:
         part = outcomes[0].part.squared_norm if outcomes[0].part is not None else None
-        found = None if part is None else (outcomes[0].gradient_squared_norm, part)
-    if found is None:
+        norms = None if part is None else (outcomes[0].gradient_squared_norm, part)
+    if norms is None:
         raise InputError(
             "a relative strength needs the norm of the penalty's part, which is not known where a gradient is sparse; "
             "expected dense gradients. Use sparse=False, or a number as strength."
         )
-    return found
+    return norms

@@ -72,7 +72,7 @@ class Figure:
     id: str
     title: str
     draw: Callable[[Source], Drawing]
-    shows: str = ""  # one line of `tacit figures`
+    shows: str = ""  # one line of `tacit reproduce --list`
     claim: str = ""
     quote: Quote | None = None
     reads: Reader = lambda rows, options: list(rows)

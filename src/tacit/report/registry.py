@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from functools import cache
-from pathlib import Path
 
 from tacit._errors import InputError
+from tacit._own_code import import_object
 from tacit.report import figures as folder
 from tacit.report.figure import Figure
 from tacit.report.own_figure import own_figure
 from tacit.report.rows import Options
-from tacit.studies.describe.study import Study
 
 
 @cache
@@ -37,24 +35,8 @@ def find_figure(id: str, options: Options) -> Figure:
 
 
 def load_figure(place: str) -> Figure:
-    """The `Figure` that "module:name" names, imported from the current folder or from PYTHONPATH."""
-    module, _, name = place.partition(":")
-    if not name:
-        raise InputError(f"figure = {place!r} names no figure; expected 'module:name'.")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
-        raise InputError(f"figure = {place!r} cannot be imported from {here} or PYTHONPATH: {error}.") from None
-    finally:
-        sys.path.remove(here)
+    """The `Figure` that "module:name" names, of the user's own code."""
+    found = import_object(place)
     if not isinstance(found, Figure):
         raise InputError(f"figure = {place!r} is not a tacit.report.Figure; expected one under that name.")
     return found
-
-
-def check_options(study: Study) -> None:
-    """Refuse, before anything is trained, an option that its figure does not take."""
-    for id, options in study.figures.items():
-        find_figure(id, options).check({key: value for key, value in options.items() if key != "figure"})

@@ -12,7 +12,7 @@ from tacit.report.caption import seeds_text
 from tacit.report.figure import Figure
 from tacit.report.rows import MissingRowsError, Row, epochs_of, planned_updates, small_rate, unshared_seeds
 from tacit.report.text import power
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import LATER
 from tacit.studies.describe.study import Study
@@ -24,7 +24,7 @@ DATASET_NAMES = {
     "cifar10": "CIFAR-10",
 }
 SCHEDULE_NAMES = {"constant": "constant", "paper_decay": "constant for half of the run, then halved every tenth"}
-AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts", "noise": "noise"}
+AUGMENTATION_NAMES = {"none": "none", "crop_flip": "random crops and flips", "shift": "random shifts"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def described(figure: Figure, rows: Sequence[Row]) -> dict[str, str]:
         "dataset": each(lambda spec: DATASET_NAMES.get(spec["dataset"], spec["dataset"])),
         "model": each(_model),
         "training examples N": each(lambda spec: spec["train_size"]),
-        "test examples": each(lambda spec: spec["test_size"] or DATASETS[spec["dataset"]].test_size),
+        "test examples": each(lambda spec: spec["test_size"] or FACTS[spec["dataset"]].test_size),
         "image size": each(_image_size),
         "augmentation": each(lambda spec: AUGMENTATION_NAMES[spec["augmentation"]]),
         "weight decay μ": each(lambda spec: spec["weight_decay"]),
@@ -113,7 +113,7 @@ def _model(spec: Mapping[str, Any]) -> str:
 
 
 def _image_size(spec: Mapping[str, Any]) -> str:
-    shape = DATASETS[spec["dataset"]].shape
+    shape = FACTS[spec["dataset"]].shape
     size = spec["image_size"] or shape[-1]
     return f"{size} x {size}" if len(shape) == 3 else ""
 

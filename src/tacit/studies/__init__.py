@@ -16,17 +16,16 @@ _HOMES = {
     "read_rows": "tacit.studies.store.folder",
     "records": "tacit.studies.tabular",
     "run": "tacit.studies.runner",
-    "table": "tacit.studies.tabular",
 }
 
-__all__ = ["RunSpec", "Study", "load_study", "read_rows", "records", "run", "table"]
+__all__ = ["RunSpec", "Study", "load_study", "read_rows", "records", "run"]
 
 if TYPE_CHECKING:
     from tacit.studies.describe.spec import RunSpec
     from tacit.studies.describe.study import Study, load_study
     from tacit.studies.runner import run
     from tacit.studies.store.folder import read_rows
-    from tacit.studies.tabular import records, table
+    from tacit.studies.tabular import records
 
 
 def __getattr__(name: str) -> Any:

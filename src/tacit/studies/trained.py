@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tacit._errors import InputError, TacitError
 from tacit._own_code import check_unchanged
 from tacit.problem import Problem
-from tacit.studies.data.facts import facts_of
+from tacit.studies.data.datasets import facts_of
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.store.folder import ResultsFolder, results_folders

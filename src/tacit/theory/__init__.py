@@ -6,10 +6,10 @@ Which loss does SGD follow?                 modified_loss_sgd, implicit_regulari
 Is that so?                                 verify, verify_all, and `tacit verify`
 Is my learning rate small enough?           regime, largest_stable_learning_rate, batch_sharpness
 And if it is not small?                     principal_field, compare_flows, resummed_mean
-And with a sampled penalty, or SAM?         modified_loss_of_sampled_penalty, largest_stable_sampled_strength, sam_terms
+And with a sampled penalty, or SAM?         modified_loss_of_sampled_penalty, sampled_penalty_edge, sam_terms
 What do the orders of minibatches do?       mean_iterate, commutator, order_covariance, moments_with_fresh_orders
 
-docs/theory.md is the guide; docs/theory-more.md has every name under its question.
+docs/theory.md is the guide; docs/reference/theory.md has every name under its question.
 
 >>> import tacit
 >>> study = tacit.theory.verify(tacit.theory.problems.logistic(batches=3), only="mean SGD against C̃_SGD")
@@ -18,6 +18,7 @@ True
 """
 
 from tacit.edges import (
+    Step,
     largest_stable_curvature,
     largest_stable_learning_rate,
     largest_stable_strength,
@@ -79,17 +80,17 @@ from tacit.theory.preconditioned import (
 )
 from tacit.theory.principal_flow import coupling_factor, principal_factor, principal_field
 from tacit.theory.sampled_penalty import (
-    largest_stable_sampled_strength,
     modified_loss_of_penalty_every,
     modified_loss_of_sampled_penalty,
     moments_with_sampled_penalty,
     penalty_every_update,
     penalty_with_probability_update,
     sampled_penalty_correction,
+    sampled_penalty_edge,
     sampled_penalty_growth,
     sampled_penalty_update,
 )
-from tacit.theory.sharpness import batch_sharpness, batch_sharpness_of, reported_limit
+from tacit.theory.sharpness import batch_sharpness
 from tacit.theory.sharpness_aware import SamTerms, sam_field, sam_from_rows, sam_terms
 from tacit.theory.study import ConvergenceStudy, Finding
 from tacit.theory.symbolic import SymbolicFlow, modified_flow_symbolic
@@ -136,6 +137,7 @@ __all__ = [
     "PreconditionedLoss",
     "Regime",
     "SamTerms",
+    "Step",
     "SymbolicFlow",
     "SymbolicLag",
     "UpdateStudy",
@@ -144,7 +146,6 @@ __all__ = [
     "asymmetry",
     "averaged_gd",
     "batch_sharpness",
-    "batch_sharpness_of",
     "commutator",
     "compare_flows",
     "coupling_factor",
@@ -171,7 +172,6 @@ __all__ = [
     "inverse_root",
     "largest_stable_curvature",
     "largest_stable_learning_rate",
-    "largest_stable_sampled_strength",
     "largest_stable_strength",
     "largest_stable_strength_sampled",
     "lookahead",
@@ -215,7 +215,6 @@ __all__ = [
     "principal_field",
     "problems",
     "regime",
-    "reported_limit",
     "require_third_derivatives",
     "resummed_mean",
     "rmsprop",
@@ -225,6 +224,7 @@ __all__ = [
     "sam_from_rows",
     "sam_terms",
     "sampled_penalty_correction",
+    "sampled_penalty_edge",
     "sampled_penalty_growth",
     "sampled_penalty_update",
     "sampling_factor",

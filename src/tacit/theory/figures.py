@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit._files import write_atomically
 from tacit.theory import problems
-from tacit.theory.flow_comparison import FlowComparison
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.iterates import sgd_rule, walk
 from tacit.theory.landscape import Landscape
@@ -23,25 +21,27 @@ from tacit.theory.study import ConvergenceStudy
 
 # One colour, one meaning: the flow of C, the flow of C̃_SGD, what SGD does.
 GRADIENT_FLOW, MODIFIED_FLOW, SGD = "#7a7a7a", "#0b6e99", "#c4471c"
-FLOW_COLOURS = {
-    "gradient flow": GRADIENT_FLOW,
-    "C̃_GD": MODIFIED_FLOW,
-    "C̃_GD with f₂": "#6aa9c4",
-    "principal flow": "#8a6d3b",
-    "principal flow, third derivatives": SGD,
-}
-FLOW_STYLES = {"C̃_GD with f₂": "--", "principal flow": "--"}
 PICTURE_MARKS = 15
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
-    """Log-log errors of every statement against ε, one panel per experiment, one colour per predicted order."""
-    import matplotlib
-
+def pyplot() -> Any:
+    """matplotlib's, without a window; refused where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError(
+            "a figure needs matplotlib, which is not installed. In a clone of tacit run: pip install '.[figures]'"
+        ) from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def draw_study(study: ConvergenceStudy, path: str | Path) -> Path:
+    """Log-log errors of every statement against ε, one panel per experiment, one colour per predicted order."""
+    plt = pyplot()
     target = _checked(path)
     rows = study.rows()
     columns = min(4, max(1, len(rows)))
@@ -74,11 +74,7 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.03, epochs: int =
     The loss ½(ab − y)² with noisy labels has a valley of minima ab = 1. Gradient flow stops in it; the flow of C̃_SGD
     goes on along it to the flat, balanced minimum, and so does SGD.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     target = _checked(path)
     paths = picture_paths(learning_rate=learning_rate, epochs=epochs)
     figure, axis = plt.subplots(figsize=(6.4, 5.2))
@@ -108,27 +104,6 @@ def draw_picture(path: str | Path, *, learning_rate: float = 0.03, epochs: int =
         f"½(ab − y)², y = 0 or 2: learning rate ε = {learning_rate:g}, {epochs} epochs of 2 minibatches", fontsize=10
     )
     axis.legend(loc="upper right", frameon=True)
-    figure.tight_layout()
-    return _saved(figure, target)
-
-
-def draw_flow_comparison(comparisons: Sequence[FlowComparison], path: str | Path) -> Path:
-    """Distance from gradient descent over time, one panel per learning rate, one colour per flow."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    target = _checked(path)
-    figure, axes = plt.subplots(1, len(comparisons), figsize=(4.6 * len(comparisons), 3.9), sharey=True, squeeze=False)
-    for axis, seen in zip(axes[0], comparisons, strict=True):
-        for name, far in seen.distances.items():
-            axis.semilogy(seen.steps[1:], far[1:], FLOW_STYLES.get(name, "-"), color=FLOW_COLOURS.get(name), label=name)
-        first, last = seen.sharpness[0], seen.sharpness[-1]
-        axis.set_title(f"εh = {first:.2f} at the start, {last:.2f} at the end", fontsize=10)
-        axis.set_xlabel("steps of gradient descent")
-    axes[0][0].set_ylabel("distance from gradient descent")
-    axes[0][-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.tight_layout()
     return _saved(figure, target)
 
@@ -173,9 +148,7 @@ def _checked(path: str | Path) -> Path:
 
 
 def _saved(figure: Any, target: Path) -> Path:
-    import matplotlib.pyplot as plt
-
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=140, format=target.suffix.removeprefix("."))
-    plt.close(figure)
+    pyplot().close(figure)
     return write_atomically(target, drawn.getvalue())

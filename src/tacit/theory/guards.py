@@ -10,17 +10,9 @@ from torch import Tensor
 from tacit._errors import InputError
 from tacit._graph import nodes, operation
 from tacit.problem import Problem
+from tacit.theory.kinks import KinkWatch
 from tacit.theory.landscape import Landscape, view
 
-# How the names of autograd nodes begin (ClampMin, PreluKernel, MaxPool2DWithIndices), so that functional calls are seen
-# as well as modules.
-KINKED = (
-    "Relu", "LeakyRelu", "Prelu", "Rrelu", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid", "Softshrink",
-    "Hardshrink", "Elu", "Celu", "Abs", "Clamp", "Sign", "Copysign", "Round", "Floor", "Ceil", "Trunc", "Frac", "Fmod",
-    "Remainder", "Where", "SmoothL1", "Huber", "MultiMargin", "MultilabelMargin", "Max", "Min", "Amax", "Amin",
-    "Fmax", "Fmin", "Cummax", "Cummin", "AdaptiveMaxPool", "FractionalMaxPool", "Topk", "Median", "Nanmedian",
-    "Kthvalue", "Mode", "Sort",
-)  # fmt: skip
 NORMALIZED = ("NativeLayerNorm", "NativeBatchNorm", "CudnnBatchNorm")
 THIRD_DERIVATIVE_ERROR = 1e-3  # central differences are good to about 1e-6 here; the known faults are 4-130 %
 # A long difference is accurate and crosses kinks, a short one is rough (1e-7) and stays on one smooth piece. A wrong
@@ -30,7 +22,7 @@ STEPS = (1e-4, 1e-6, 1e-8)
 
 def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
     """Warn when the loss has kinks (ReLU, max pooling, …): the orders assume an analytic loss. Returns their names."""
-    found = tuple(sorted({name for name in operations(problem) if _is_kinked(name)}))
+    found = tuple(_kinks(problem))
     if found:
         warnings.warn(
             f"the loss uses {', '.join(found)}, which is not smooth: the predicted orders may not hold. "
@@ -40,8 +32,12 @@ def warn_if_not_smooth(problem: Problem | Landscape) -> tuple[str, ...]:
     return found
 
 
-def _is_kinked(name: str) -> bool:
-    return name.startswith(KINKED)
+def _kinks(problem: Problem | Landscape) -> list[str]:
+    scape, w = view(problem)
+    leaf = w.detach().clone().requires_grad_()
+    with torch.enable_grad(), KinkWatch(of_differentiable=True) as watch:
+        scape.loss_of(leaf, scape.batches[0])
+    return sorted(watch.in_loss)
 
 
 def require_third_derivatives(problem: Problem | Landscape) -> None:
@@ -53,9 +49,7 @@ def require_third_derivatives(problem: Problem | Landscape) -> None:
     error = third_derivative_error(problem)
     if error <= THIRD_DERIVATIVE_ERROR:
         return
-    used = operations(problem)
-    normalized = sorted(used & set(NORMALIZED))
-    kinks = sorted(filter(_is_kinked, used))
+    normalized, kinks = sorted(operations(problem) & set(NORMALIZED)), _kinks(problem)
     if kinks and not normalized:
         raise InputError(
             f"third derivatives of the loss cannot be checked: the parameters lie on a kink of {', '.join(kinks)}, or "

@@ -1,4 +1,4 @@
-"""Kinks of an update: the calls of sign, abs, max and the like that its code makes.
+"""Kinks of an update or of a loss: the calls of sign, abs, max and the like that its code makes.
 
 A modified flow is a series in ε, and a map with a kink has none: at the kink there is no derivative, and next to it a
 step that crosses the kink departs from every series. So such an update is refused whether its kink is met or not. The
@@ -15,6 +15,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from tacit._errors import InputError
+from tacit.layers.calls import tensors_in
 from tacit.theory.exact_forms import ExactForms
 
 # Names of torch's functions and methods; a trailing or leading underscore (relu_, __abs__) is ignored.
@@ -33,10 +34,14 @@ DECISION = "bool"  # `if`, `min(…)` and `max(…)` of Python ask a tensor whet
 
 
 class KinkWatch(TorchFunctionMode):
-    """Inside this context the names of kinked calls are collected: `in_update`, and apart `in_loss` (a ReLU, say)."""
+    """Inside this context the names of kinked calls are collected: `in_update`, and apart `in_loss` (a ReLU, say).
 
-    def __init__(self) -> None:
+    `of_differentiable` leaves out calls on tensors that do not require gradients: the maximum of a mask, say.
+    """
+
+    def __init__(self, *, of_differentiable: bool = False) -> None:
         super().__init__()
+        self.of_differentiable = of_differentiable
         self.in_update: set[str] = set()
         self.in_loss: set[str] = set()
 
@@ -44,7 +49,8 @@ class KinkWatch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_")
-        if name in KINKED_CALLS or name == DECISION or (name in NORMS and _is_kinked_norm(args, kwargs or {})):
+        kinked = name in KINKED_CALLS or name == DECISION or (name in NORMS and _is_kinked_norm(args, kwargs or {}))
+        if kinked and not (self.of_differentiable and not any(x.requires_grad for x in tensors_in((args, kwargs)))):
             inside_loss = ExactForms.depth > 0
             (self.in_loss if inside_loss else self.in_update).add("a comparison" if name == DECISION else name)
         return func(*args, **(kwargs or {}))

@@ -119,8 +119,8 @@ def momentum_variance_factor(batches: int, momentum: float) -> float:
     >>> momentum_variance_factor(4, 0.0)
     1.0
     """
-    if batches == 1:
-        return 1.0  # there is no variance to weigh
+    if batches == 1 or momentum == 0:
+        return 1.0  # of one minibatch there is no variance to weigh
     pairs = batches * (batches - 1)
     return 2 / pairs * sum((batches - n) * (1 - momentum**n) for n in range(1, batches))
 

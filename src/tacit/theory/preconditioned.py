@@ -49,7 +49,7 @@ Filter = Callable[[TreeSeries, Callable[..., TreeSeries]], TreeSeries]
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanOverPoints:
     """The mean over points drawn around the start, and the 95 % interval of that mean."""
 
     value: float
@@ -74,12 +74,12 @@ class PreconditionedLoss:
 
     problem: str
     weight_decay: float
-    zeroth_residual: Interval
-    gradient_lag: Interval
-    preconditioner_lag: Interval | None
-    first_residual: Interval
-    asymmetry: Interval
-    second_asymmetry: Interval | None = None
+    zeroth_residual: MeanOverPoints
+    gradient_lag: MeanOverPoints
+    preconditioner_lag: MeanOverPoints | None
+    first_residual: MeanOverPoints
+    asymmetry: MeanOverPoints
+    second_asymmetry: MeanOverPoints | None = None
 
     @property
     def order(self) -> int:
@@ -238,9 +238,9 @@ def _second_asymmetries(
     return torch.tensor([asymmetry(covector, w) for w in points])
 
 
-def _interval(values: Tensor) -> Interval:
+def _interval(values: Tensor) -> MeanOverPoints:
     mean, half = values.mean().item(), STUDENT * values.std().item() / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
+    return MeanOverPoints(mean, mean - half, mean + half)
 
 
 # -- in symbols -------------------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ def sampled_penalty_growth(
     return _growth(each, learning_rate, strength, sampled, draws)
 
 
-def largest_stable_sampled_strength(
+def sampled_penalty_edge(
     problem: Problem | Landscape,
     parameters: Parameters = None,
     *,

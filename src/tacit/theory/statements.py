@@ -26,7 +26,7 @@ EPOCHS = (2, 4, 8)  # in the fixed time; 2^8 choices of orders
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ScalarStatement:
     """One statement whose error is a number of its own, at learning rates of its own."""
 
     statement: str
@@ -76,7 +76,7 @@ def _uneven_sizes(train_size: int) -> tuple[int, ...]:
     return (batch_size,) * full + ((rest,) if rest else ())
 
 
-def fixed_time_measurements(scape: Landscape, largest_curvature: float) -> list[Measurement]:
+def fixed_time_measurements(scape: Landscape, largest_curvature: float) -> list[ScalarStatement]:
     """Moments at a fixed time, two minibatches, all orders and all draws enumerated."""
     two = beyond.two_minibatches(scape)
     time = FIXED_REACH / largest_curvature
@@ -121,21 +121,21 @@ def fixed_time_measurements(scape: Landscape, largest_curvature: float) -> list[
         return (ends - ends.mean(0)).square().sum(1).mean().sqrt().item()
 
     return [
-        Measurement("fresh orders at a fixed time, mean with φ₂", "beyond", 3, rates,
+        ScalarStatement("fresh orders at a fixed time, mean with φ₂", "beyond", 3, rates,
                     lambda rate: (fresh(rate).mean - predicted(rate).mean).norm().item(), True),
-        Measurement("fresh orders at a fixed time, covariance", "beyond", 4, rates,
+        ScalarStatement("fresh orders at a fixed time, covariance", "beyond", 4, rates,
                     lambda rate: (fresh(rate).covariance - predicted(rate).covariance).norm().item(), True),
-        Measurement("fresh orders at a fixed time, spread", "beyond", 1.5, rates,
+        ScalarStatement("fresh orders at a fixed time, spread", "beyond", 1.5, rates,
                     lambda rate: fresh(rate).covariance.trace().sqrt().item()),
-        Measurement("one order for all epochs, spread over orders", "beyond", 1, rates,
+        ScalarStatement("one order for all epochs, spread over orders", "beyond", 1, rates,
                     lambda rate: spread(fixed_time.one_order(2, epochs(rate)), rate)),
-        Measurement("one order for all epochs, against C̃_SGD", "beyond", 1, rates,
+        ScalarStatement("one order for all epochs, against C̃_SGD", "beyond", 1, rates,
                     lambda rate: (repeated(rate) - along(rate, commutator=0)).norm().item()),
-        Measurement("one order for all epochs, with its commutator", "beyond", 2, rates,
+        ScalarStatement("one order for all epochs, with its commutator", "beyond", 2, rates,
                     lambda rate: (repeated(rate) - along(rate, commutator=1)).norm().item()),
-        Measurement("with replacement at a fixed time, moment closure", "beyond", 2, rates, closure, True),
-        Measurement("penalty on 1 micro-batch at a fixed time, independent draws, spread", "beyond", 0.5, rates,
+        ScalarStatement("with replacement at a fixed time, moment closure", "beyond", 2, rates, closure, True),
+        ScalarStatement("penalty on 1 micro-batch at a fixed time, independent draws, spread", "beyond", 0.5, rates,
                     lambda rate: penalty_spread(fixed_time.independent_draws(2, epochs(rate)), 2 * rate)),
-        Measurement("penalty on 1 micro-batch at a fixed time, once each, spread", "beyond", 1.5, rates,
+        ScalarStatement("penalty on 1 micro-batch at a fixed time, once each, spread", "beyond", 1.5, rates,
                     lambda rate: penalty_spread(fixed_time.fresh_orders(2, epochs(rate)), rate)),
     ]  # fmt: skip

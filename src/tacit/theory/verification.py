@@ -17,7 +17,7 @@ from tacit.theory.flows import flow_at_rates
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth
 from tacit.theory.landscape import Landscape
 from tacit.theory.orders import orders_of
-from tacit.theory.statements import Measurement, all_experiments, fixed_time_measurements
+from tacit.theory.statements import ScalarStatement, all_experiments, fixed_time_measurements
 from tacit.theory.study import ConvergenceStudy, Finding, finding_of
 from tacit.theory.validity import curvature
 
@@ -89,7 +89,7 @@ def _errors(scape: Landscape, experiment: Experiment, rival: Rival, rates: Tenso
     return tuple((ends - reached).norm(dim=1).tolist())
 
 
-def _measured(scape: Landscape, measurement: Measurement, name: str, third: str) -> Finding:
+def _measured(scape: Landscape, measurement: ScalarStatement, name: str, third: str) -> Finding:
     reason = third if measurement.needs_third_derivatives else ""
     if scape.batches_per_epoch < 2:
         reason = "with one minibatch there is one order and one draw"

@@ -1,4 +1,4 @@
-"""One fleet as the page shows it: how far it is, its settings, and the test accuracy of its runs as they train."""
+"""One fleet as the page shows it: how far it is, its settings, and one metric of its runs as they train."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ from typing import Any
 
 from tacit.report.text import power
 from tacit.studies.store.rows import Meta, Row
-from tacit.studies.store.status import FleetProgress
+from tacit.studies.store.status import FleetStatus
 
+METRICS = ("test_accuracy", "train_accuracy", "full_loss")
 MOST_PLACES = 60  # of a learning curve: more cannot be told apart in a picture
-MOST_CURVES = 64  # of a fleet: packed fleets have at most 24 runs
 LAST_LINES, MOST_LINE = 12, 300  # of an error
 SHOWN = (("learning_rate", "ε"), ("strength", "λ"), ("batch_size", "B"), ("inner_steps", "n"), ("seed", "seed"))
 
 
-def finished_fleet(rows: Sequence[Row], meta: Meta) -> dict[str, Any]:
+def finished_fleet(id: str, rows: Sequence[Row], meta: Meta, metric: str) -> dict[str, Any]:
     """A fleet whose runs have rows."""
     machine = meta.get("machine")
     places = [meta.get("device"), machine.get("processor") if isinstance(machine, Mapping) else None]
+    specs = [row["spec"] for row in rows]
     return {
+        "id": id,
         "state": "finished",
         "done": 1.0,
         "runs": len(rows),
         "diverged": sum(row["status"] != "finished" for row in rows),
-        "settings": settings_text([row["spec"] for row in rows]),
+        "settings": settings_text(specs),
         "seconds": _number(meta.get("seconds")),
         "ended": str(meta.get("ended") or "")[:40],
         "where": ", ".join(str(place)[:80] for place in places if place),
-        **learning_curves([row["spec"] for row in rows], [row["history"] for row in rows]),
+        **learning_curves(specs, [row["history"] for row in rows], metric),
     }
 
 
-def unfinished_fleet(specs: Sequence[Mapping[str, Any]], progress: FleetProgress, *, state: str) -> dict[str, Any]:
+def unfinished_fleet(status: FleetStatus, metric: str) -> dict[str, Any]:
     """A fleet that waits, trains, was stopped or was given up; curves are those of its last checkpoint."""
-    stored = progress.checkpoint.get("history")
+    specs = [run.model_dump() for run in status.fleet.runs]
+    stored = status.checkpoint.get("history")
     histories = stored if isinstance(stored, list) and len(stored) == len(specs) else []
     return {
-        "state": state,
-        "done": round(progress.done, 3),
+        "id": status.fleet.id,
+        "state": status.state,
+        "done": round(status.done, 3),
         "runs": len(specs),
         "settings": settings_text(specs),
-        "failure": failure_lines(progress.failure),
-        "problem": progress.unreadable,
-        **learning_curves(specs if histories else [], histories),
+        "failure": failure_lines(status.failure),
+        "problem": status.problem,
+        **learning_curves(specs if histories else [], histories, metric),
     }
 
 
 def failure_lines(failure: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """How often a fleet failed, when, and the last lines of its error."""
+    """How often a fleet failed, and the last lines of its error."""
     if failure is None:
         return None
     lines = str(failure.get("error", "")).strip().splitlines()[-LAST_LINES:]
     attempts = failure.get("attempts")
-    return {
-        "attempts": attempts if isinstance(attempts, int) else None,
-        "ended": str(failure.get("ended") or "")[:40],
-        "lines": [line[:MOST_LINE] for line in lines],
-    }
+    return {"attempts": attempts if isinstance(attempts, int) else None, "lines": [line[:MOST_LINE] for line in lines]}
 
 
 def settings_text(specs: Sequence[Mapping[str, Any]]) -> str:
@@ -77,27 +77,18 @@ def settings_text(specs: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(parts)
 
 
-def learning_curves(specs: Sequence[Mapping[str, Any]], histories: Sequence[Any]) -> dict[str, Any]:
-    """`epochs`, which the runs of a fleet share, and `curves`: the settings and test accuracies of each run."""
-    epochs: list[float] = []
+def learning_curves(specs: Sequence[Mapping[str, Any]], histories: Sequence[Any], metric: str) -> dict[str, Any]:
+    """`epochs`, which the runs of a fleet share, and `curves`: settings and values of the metric of each run."""
+    histories = [history if isinstance(history, Mapping) else {} for history in histories]
+    epochs = max((_numbers(history.get("epochs")) for history in histories), key=len, default=[])
+    stride = max(1, math.ceil(len(epochs) / MOST_PLACES))
+    kept = range(len(epochs) - 1, -1, -stride)[::-1]  # the last one among them
     curves = []
-    for spec, history in list(zip(specs, histories, strict=True))[:MOST_CURVES]:
-        history = history if isinstance(history, Mapping) else {}
-        places, heights = _numbers(history.get("epochs")), _numbers(history.get("test_accuracy"))
-        epochs = places if len(places) > len(epochs) else epochs
-        curves.append((spec, heights))
-    kept = _kept(len(epochs))
-    shown = [
-        {**{key: spec.get(key) for key, _ in SHOWN}, "test": [round(heights[k], 4) for k in kept if k < len(heights)]}
-        for spec, heights in curves
-    ]
-    return {"epochs": [float(f"{epochs[k]:.4g}") for k in kept], "curves": shown}
-
-
-def _kept(length: int) -> list[int]:
-    """At most MOST_PLACES places of a list, the last one among them."""
-    stride = max(1, math.ceil(length / MOST_PLACES))
-    return list(range(length - 1, -1, -stride))[::-1]
+    for spec, history in zip(specs, histories, strict=True):
+        heights = _numbers(history.get(metric))
+        shown = [float(f"{heights[k]:.4g}") for k in kept if k < len(heights)]
+        curves.append({**{key: spec.get(key) for key, _ in SHOWN}, "values": shown})
+    return {"epochs": [float(f"{epochs[k]:.4g}") for k in kept], "curves": curves}
 
 
 def _numbers(values: Any) -> list[float]:

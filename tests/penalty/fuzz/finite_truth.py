@@ -18,7 +18,7 @@ from random_scenarios import Scenario, Setup, set_up
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 Vector = dict[str, Tensor]
 

@@ -17,7 +17,7 @@ from random_scenarios import Scenario, Setup, scenarios, set_up
 from torch import Tensor
 
 from tacit import InputError, SharpnessAware
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 
 RADIUS = 0.05
 CASES = 150

@@ -1,44 +1,48 @@
-"""CIFAR-10's archive: read member by member, each checked, nothing extracted, nothing trusted."""
+"""CIFAR-10's archive: read as a stream, batch by batch; nothing is extracted."""
 
 from __future__ import annotations
 
 import contextlib
 import tarfile
-import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from archives import CONTENTS, MEMBERS, own_members, packed, tar
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from small_copies import RECORDS, own_members, packed, tar
 
+from tacit._tensor_file import arrays_sha256
 from tacit.studies.data import cifar10
-from tacit.studies.data import files as data_files
-from tacit.studies.data.cifar10 import FOLDER, RECORD, parse_records, read_archive
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data import load as load_module
+from tacit.studies.data.cifar10 import ARCHIVE, BATCHES, CIFAR10, FOLDER
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
+from tacit.studies.data.files import DamagedCopyError, copies, read_copy
 from tacit.studies.data.load import load
-from tacit.studies.data.streams import UnreadableError
 
-WHOLE = tar(own_members())
-Read = Callable[[bytes], dict[str, bytes]]
+Read = Callable[[bytes], Data]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[bytes], dict[str, bytes]]:
-    """The members of a tar archive, packed with gzip, by name."""
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """The arrays of a tar archive with batches of two records; DamagedCopyError when they are not RECORDS."""
+    monkeypatch.setattr(cifar10, "BATCH_SIZE", 2)
+    for name, raw in RECORDS.items():
+        (tmp_path / name).write_bytes(raw)
+    right = cifar10.decode([tmp_path / name for name in BATCHES])
+    dataset = replace(CIFAR10, arrays_sha256=arrays_sha256(right.arrays))
 
-    def members(raw: bytes) -> dict[str, bytes]:
-        (tmp_path / "archive").write_bytes(packed(raw, level=1))
-        return {found.name: batch for found, batch in read_archive(tmp_path / "archive", CONTENTS)}
+    def read(raw: bytes) -> Data:
+        (tmp_path / ARCHIVE).write_bytes(packed(raw, level=1))
+        return read_copy(dataset, (tmp_path / ARCHIVE,))
 
-    return members
+    return read
 
 
 def test_the_archive_gives_the_published_sets(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACIT_DATA", str(data_dir))
-    data, facts = load("cifar10"), DATASETS["cifar10"]
+    data, facts = load("cifar10"), FACTS["cifar10"]
     assert data.train_inputs.shape == (facts.train_size, *facts.shape)
     assert data.test_inputs.shape == (facts.test_size, *facts.shape)
     assert (data.train_inputs.dtype, data.train_targets.dtype) == (np.uint8, np.int64)
@@ -57,115 +61,61 @@ def test_the_archive_gives_the_published_sets(data_dir: Path, monkeypatch: pytes
 def test_the_second_load_reads_no_published_file(data_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TACIT_DATA", str(data_dir))
     load(name)
-    monkeypatch.setattr(data_files, "read", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(load_module, "read_or_fetch", lambda _: pytest.fail("read again"))
     load(name)
 
 
-def test_members_come_whole_in_any_order_beside_others(read: Read) -> None:
+def test_batches_come_in_any_order_beside_others_and_land_in_their_own_places(read: Read) -> None:
     others = [(f"{FOLDER}/batches.meta.txt", b"names"), (f"{FOLDER}/readme.html", bytes(700))]
-    assert read(tar([*reversed(own_members()), *others])) == MEMBERS
+    data = read(tar([*reversed(own_members()), *others]))
+    assert data.train_targets.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert data.test_targets.tolist() == [5, 5]
 
 
-def test_names_count_only_exactly_and_are_never_paths(read: Read) -> None:
-    evil = [
-        (f"../{FOLDER}/batch_1.bin", b"x"),
-        ("/etc/passwd", b"x"),
-        (f"./{FOLDER}/batch_1.bin", b"x"),
-        (f"{FOLDER}/../batch_1.bin", b"x"),
-    ]
-    assert read(tar([*evil, *own_members()])) == MEMBERS
-    with pytest.raises(UnreadableError, match=r"lacks batch_1\.bin"):
+def test_names_count_only_exactly_and_are_never_paths(read: Read, tmp_path: Path) -> None:
+    name = BATCHES[0]
+    evil = [(f"../{FOLDER}/{name}", b"x"), ("/etc/passwd", b"x"), (f"./{FOLDER}/{name}", b"x"), (f"../{name}", b"x")]
+    before = sorted(tmp_path.parent.rglob("*"))
+    read(tar([*evil, *own_members()]))
+    with pytest.raises(DamagedCopyError, match=rf"lacks {name}"):
         read(tar([*evil, *own_members()[1:]]))
+    assert sorted(tmp_path.parent.rglob("*")) == sorted([*before, tmp_path / ARCHIVE])
 
 
-def test_the_first_of_two_members_of_a_name_is_read(read: Read) -> None:
-    name, raw = own_members()[1]
-    assert read(tar([*own_members(), (name, raw[:-1] + b"x")])) == MEMBERS
-    with pytest.raises(UnreadableError, match=r"a changed batch_2\.bin"):
-        read(tar([(name, raw[:-1] + b"x"), *own_members()]))
+def test_a_changed_longer_or_linked_batch_is_refused(read: Read) -> None:
+    (name, raw), *rest = own_members()
+    for changed in (raw[:-1] + b"x", raw + b"x", raw[:-1]):
+        with pytest.raises(DamagedCopyError):
+            read(tar([(name, changed), *rest]))
+    with pytest.raises(DamagedCopyError):
+        read(tar([(name, b""), *rest], kinds={name: tarfile.SYMTYPE}))
 
 
-def test_a_changed_member_is_named(read: Read) -> None:
-    name, raw = own_members()[1]
-    with pytest.raises(UnreadableError, match=r"a changed batch_2\.bin"):
-        read(tar([own_members()[0], (name, b"\xff" + raw[1:]), own_members()[2]]))
+def test_a_changed_or_cut_archive_is_refused_or_gives_the_published_arrays(read: Read) -> None:
+    whole = tar(own_members())
+    for at in (*range(0, 1024, 7), *range(1024, len(whole), 997)):
+        for raw in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:at]):
+            with contextlib.suppress(DamagedCopyError):
+                read(raw)  # the changed byte is in padding or in a time
 
 
-def test_a_member_of_another_size_or_kind_is_named(read: Read) -> None:
-    name, raw = own_members()[0]
-    with pytest.raises(UnreadableError, match=r"more than the 201 bytes of batch_1\.bin"):
-        read(tar([(name, raw + b"x")]))
-    with pytest.raises(UnreadableError, match=r"batch_1\.bin as something else than a file"):
-        read(tar([(name, b"")], kinds={name: tarfile.SYMTYPE}))
-
-
-def test_a_header_that_promises_terabytes_is_refused_in_little_memory(read: Read) -> None:
-    facts = tarfile.TarInfo("huge")
-    facts.size = 1 << 40
-    header = facts.tobuf(format=tarfile.GNU_FORMAT)
-    octal = tarfile.TarInfo("large")
-    octal.size = (1 << 33) - 1
-    tracemalloc.start()
-    try:
-        for raw in (header, octal.tobuf(format=tarfile.USTAR_FORMAT)):
-            with pytest.raises(UnreadableError):
-                read(raw + bytes(1 << 16))
-        assert (
-            tracemalloc.get_traced_memory()[1] < 2 << 20
-        )  # gzip and tarfile have buffers; the member has 8 GB or more
-    finally:
-        tracemalloc.stop()
-
-
-def test_many_small_members_are_refused_at_last(read: Read) -> None:
-    with pytest.raises(UnreadableError, match="unpacks to more than"):
-        read(tar([("x", bytes(60_000))] * 40))
-
-
-def test_a_flipped_byte_of_a_tar_is_found_or_is_not_part_of_a_batch(read: Read) -> None:
-    for at in (*range(0, 6 * 512, 7), *range(6 * 512, len(WHOLE), 997)):
-        raw = WHOLE[:at] + bytes([WHOLE[at] ^ 1]) + WHOLE[at + 1 :]
-        try:
-            assert read(raw) == MEMBERS  # padding, and the zeros behind
-        except UnreadableError:
-            continue
-        assert not any(start <= at < start + 512 for start in range(0, 6 * 512, 1024)), "a header has its own checksum"
-
-
-def test_every_tar_that_lacks_a_byte_of_a_batch_is_refused(read: Read) -> None:
-    end = 5 * 512 + len(MEMBERS["batch_3.bin"])  # three headers and batches of one block each
-    for length in range(0, end, 3):
-        with pytest.raises(UnreadableError):
-            read(WHOLE[:length])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # each example writes the file anew
-@given(st.binary(max_size=600), st.integers(0, len(WHOLE)))
-def test_no_bytes_make_the_reader_fail_in_another_way(read: Read, noise: bytes, at: int) -> None:
-    for raw in (noise, WHOLE[:at] + noise + WHOLE[at + len(noise) :]):
-        with contextlib.suppress(UnreadableError):
-            assert read(raw) == MEMBERS
-
-
-def test_a_class_number_above_nine_is_refused() -> None:
-    assert parse_records(bytes([9]) + bytes(RECORD - 1))[1].tolist() == [9]
-    with pytest.raises(UnreadableError, match="class number 10"):
-        parse_records(bytes([10]) + bytes(RECORD - 1))
-    with pytest.raises(UnreadableError, match="no multiple"):
-        parse_records(bytes(RECORD + 1))
-
-
-def test_colours_and_rows_are_where_the_format_puts_them() -> None:
-    raw = bytearray(RECORD)
-    raw[1 + 2 * 1024 + 5 * 32 + 7] = 200  # blue, row 5, column 7
-    images, _ = parse_records(bytes(raw))
+def test_colours_and_rows_are_where_the_format_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar10, "BATCH_SIZE", 1)
+    for name in BATCHES:
+        raw = bytearray(cifar10.RECORD)
+        raw[1 + 2 * 1024 + 5 * 32 + 7] = 200  # blue, row 5, column 7
+        (tmp_path / name).write_bytes(raw)
+    images = cifar10.decode([tmp_path / name for name in BATCHES]).test_inputs
     assert images[0, 2, 5, 7] == 200
     assert int(images.sum()) == 200
 
 
-def test_batches_land_in_their_own_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "BATCH_SIZE", 2 * RECORD)
-    batches = [(each, (bytes([number]) + bytes(RECORD - 1)) * 2) for number, each in enumerate(cifar10.CONTENTS)]
-    data = cifar10.decode(reversed(batches))
-    assert data.train_targets.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert data.test_targets.tolist() == [5, 5]
+def test_the_archive_is_found_before_unpacked_batches(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir(parents=True)
+    for name in BATCHES:
+        (folder / name).write_bytes(b"")
+    (found,) = copies(CIFAR10, tmp_path)
+    assert len(found) == 6
+    (tmp_path / ARCHIVE).write_bytes(b"")
+    assert [len(copy) for copy in copies(CIFAR10, tmp_path)] == [1, 6]

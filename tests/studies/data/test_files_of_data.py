@@ -1,30 +1,27 @@
-"""Copies of datasets: found in any layout, the named folder first; the damaged refused, the missing explained."""
+"""Copies of datasets: found in any layout, the named folder first; the damaged not used, the missing explained."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from archives import content, packed
+from small_copies import lay, small_fashion
 
 from tacit import InputError, cli
-from tacit.studies.data import cifar10, fashion_mnist
+from tacit.studies.data import datasets
 from tacit.studies.data import files as data_files
-from tacit.studies.data import load as load_module
-from tacit.studies.data.cache import arrays_sha256, write_arrays
-from tacit.studies.data.facts import ARRAYS, Data
-from tacit.studies.data.files import Copy, copies, incomplete, locate
+from tacit.studies.data.cache import write_cached
+from tacit.studies.data.datasets import DATASETS
+from tacit.studies.data.facts import Dataset
+from tacit.studies.data.files import DamagedCopyError, locate, place, read_copy
 from tacit.studies.data.load import load
 
-IDX = {
-    "train-images-idx3-ubyte": bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(2 * 784),
-    "train-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 2, 3, 4]),
-    "t10k-images-idx3-ubyte": bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes([7]) * 784,
-    "t10k-labels-idx1-ubyte": bytes([0, 0, 8, 1, 0, 0, 0, 1, 5]),
-}
+CHECKOUT = data_files.CHECKOUT  # before a test replaces it
 
 
 @pytest.fixture(autouse=True)
@@ -40,32 +37,23 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dataset:
     """Fashion-MNIST with two training images and one test image."""
-    contents = tuple(content(name, raw) for name, raw in IDX.items())
-    monkeypatch.setattr(fashion_mnist, "CONTENTS", contents)
-    data = fashion_mnist.decode(list(IDX.values()))
-    arrays = {name: np.ascontiguousarray(getattr(data, name)) for name in ARRAYS}
-    monkeypatch.setitem(load_module.DECODED, "fashion_mnist", arrays_sha256(arrays))
-
-
-def lay(folder: Path, *, ending: str = ".gz", level: int = 9) -> Path:
-    folder.mkdir(parents=True)
-    for name, raw in IDX.items():
-        (folder / f"{name}{ending}").write_bytes(packed(raw, level=level) if ending else raw)
-    return folder
+    dataset = small_fashion(tmp_path / "unpacked")
+    monkeypatch.setitem(datasets.DATASETS, "fashion_mnist", dataset)
+    return dataset
 
 
 def folder_found(data_dir: Path | None = None) -> Path:
-    found = locate("fashion_mnist", data_dir)
+    found = locate(DATASETS["fashion_mnist"], data_dir)
     assert found is not None
-    return found.files[0].parent
+    return place(found)
 
 
 @pytest.mark.parametrize("ending", [".gz", ""])
 @pytest.mark.parametrize("place", ["fashion-mnist", "FashionMNIST/raw", "."])
 def test_a_copy_in_any_layout_is_read(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, ending: str
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, ending: str
 ) -> None:
     lay(tmp_path / "mine" / "x" / place, ending=ending)
     monkeypatch.setenv("TACIT_DATA", str(tmp_path / "mine" / "x"))
@@ -75,15 +63,15 @@ def test_a_copy_in_any_layout_is_read(
     assert data.train_inputs.flags.writeable
 
 
-def test_torchvisions_data_in_this_folder_and_debians_are_found(tiny: None, tmp_path: Path) -> None:
+def test_torchvisions_data_in_this_folder_and_debians_are_found(tiny: Dataset, tmp_path: Path) -> None:
     debian = lay(tmp_path / "debian" / "fashion-mnist", level=1)
     assert folder_found() == debian
     lay(Path("data") / "FashionMNIST" / "raw")
-    assert folder_found() == Path("data") / "FashionMNIST" / "raw"
+    assert folder_found() == Path("data").absolute() / "FashionMNIST" / "raw"
 
 
 def test_the_named_folder_comes_first_and_a_whole_copy_before_a_part(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, other = lay(tmp_path / "named" / "fashion-mnist"), lay(tmp_path / "debian" / "fashion-mnist")
     monkeypatch.setenv("TACIT_DATA", str(tmp_path / "named"))
@@ -91,25 +79,6 @@ def test_the_named_folder_comes_first_and_a_whole_copy_before_a_part(
     assert folder_found(tmp_path / "debian") == other
     (named / "t10k-labels-idx1-ubyte.gz").unlink()
     assert folder_found() == other
-
-
-def test_cifars_archive_is_found_before_its_unpacked_batches(tmp_path: Path) -> None:
-    folder = tmp_path / "root" / cifar10.FOLDER
-    folder.mkdir(parents=True)
-    for each in cifar10.CONTENTS:
-        (folder / each.name).write_bytes(b"")
-    (found,) = copies("cifar10", tmp_path / "root")
-    assert len(found.files) == 6
-    (tmp_path / "root" / "cifar-10-binary.tar.gz").write_bytes(b"")
-    assert [len(copy.files) for copy in copies("cifar10", tmp_path / "root")] == [1, 6]
-
-
-def test_unpacked_batches_are_checked_and_the_wrong_one_named(tmp_path: Path) -> None:
-    files = tuple(tmp_path / each.name for each in cifar10.CONTENTS)
-    for path in files:
-        path.write_bytes(b"short")
-    with pytest.raises(InputError, match=r"data_batch_1\.bin holds 5 bytes.*tacit data get cifar10"):
-        data_files.read(Copy("cifar10", files))
 
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
@@ -135,53 +104,59 @@ def test_a_study_without_data_says_how_to_get_it(
     assert "Traceback" not in shown
 
 
-def test_an_incomplete_or_pickled_copy_is_mentioned(tiny: None, tmp_path: Path) -> None:
+def test_an_incomplete_copy_and_the_pickled_version_are_mentioned(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TACIT_DATA", str(tmp_path / "a"))
     (lay(tmp_path / "a" / "fashion-mnist") / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert "lacks t10k-labels-idx1-ubyte.gz" in incomplete("fashion_mnist", tmp_path / "a")
-    (tmp_path / "a" / "cifar-10-batches-py").mkdir()
-    assert "pickled" in incomplete("cifar10", tmp_path / "a")
+    with pytest.raises(InputError, match=r"a/fashion-mnist lacks t10k-labels-idx1-ubyte\.gz.*pickled versions"):
+        load("fashion_mnist")
 
 
-def test_a_file_that_changes_is_refused_though_the_cache_is_right(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_copy_is_named_and_not_used_and_the_next_right_one_is(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TACIT_DATA", str(tmp_path / "named"))
     path = lay(tmp_path / "named" / "fashion-mnist") / "train-labels-idx1-ubyte.gz"
-    load("fashion_mnist")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"train-labels-idx1-ubyte\.gz ends too early"):
+    with pytest.raises(InputError, match=r"train-labels-idx1-ubyte\.gz is not a whole.*`tacit data get fashion_mnist`"):
         load("fashion_mnist")
-
-
-def test_the_remedy_for_a_damaged_copy_works_though_another_folder_has_a_right_one(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fetching alone would find the other copy right and leave the damaged one to be found first, for ever."""
-    monkeypatch.setenv("TACIT_DATA", str(tmp_path / "named"))
-    path = lay(tmp_path / "named" / "fashion-mnist") / "train-labels-idx1-ubyte.gz"
     lay(tmp_path / "debian" / "fashion-mnist")
-    path.write_bytes(b"x")
-    with pytest.raises(InputError, match="remove it and run `tacit data get fashion_mnist`"):
-        load("fashion_mnist")
-    path.unlink()
     assert len(load("fashion_mnist").train_inputs) == 2
+    assert f"{path.name} is not a whole IDX file" in caplog.text
+
+
+def test_a_changed_or_cut_file_is_refused_or_gives_the_published_arrays(tiny: Dataset, tmp_path: Path) -> None:
+    """Every byte of every file: what is read has the published hash, or is not read."""
+    folder = lay(tmp_path / "copy")
+    copy = tuple(folder / name for name in tiny.layouts[0])
+    for path in copy:
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            path.write_bytes(whole[:at])
+            with pytest.raises(DamagedCopyError):
+                read_copy(tiny, copy)
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+            with contextlib.suppress(DamagedCopyError):
+                read_copy(tiny, copy)  # the changed byte is in gzip's header
+        path.write_bytes(whole)
 
 
 def test_the_cache_alone_is_enough_and_a_wrong_one_is_not_used(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TACIT_DATA", str(tmp_path / "named"))
     lay(tmp_path / "named" / "fashion-mnist")
     before = load("fashion_mnist")
     shutil.rmtree(tmp_path / "named")
     assert (load("fashion_mnist").test_inputs == before.test_inputs).all()
-    changed = Data(before.train_inputs + np.uint8(1), before.train_targets, before.test_inputs, before.test_targets)
-    write_arrays(tmp_path / "cache" / "fashion_mnist.safetensors", changed)  # consistent in itself, but not it
+    write_cached(tiny, replace(before, train_inputs=before.train_inputs + np.uint8(1)))  # whole, but not it
     with pytest.raises(InputError, match="tacit data get"):
         load("fashion_mnist")
 
 
 def test_only_a_checkout_looks_beside_itself(tmp_path: Path) -> None:
+    assert Path(__file__).is_relative_to(CHECKOUT)
     beside = tmp_path / "shared" / "datasets"
     assert beside not in data_files.roots()
     (tmp_path / "installed").mkdir()

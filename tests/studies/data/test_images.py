@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tacit.studies.data import images
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 
 RAW = {
-    name: np.random.default_rng(0).integers(0, 256, (6, *DATASETS[name].shape), dtype=np.uint8)
+    name: np.random.default_rng(0).integers(0, 256, (6, *FACTS[name].shape), dtype=np.uint8)
     for name in ("fashion_mnist", "cifar10")
 }
 
 
 def prepared(name: str, raw: np.ndarray | None = None, *, size: int | None = None) -> images.Images:
-    return images.prepare(RAW[name] if raw is None else raw, DATASETS[name], size=size, dtype=torch.float64)
+    return images.prepare(RAW[name] if raw is None else raw, FACTS[name], size=size, dtype=torch.float64)
 
 
 def assert_equal(found: torch.Tensor, wanted: np.ndarray) -> None:
@@ -39,14 +39,14 @@ def test_an_image_of_one_colour_is_zeros_not_infinities() -> None:
 
 
 def test_cifar10_is_standardised_channel_by_channel() -> None:
-    facts, wanted = DATASETS["cifar10"], np.empty(RAW["cifar10"].shape)
+    facts, wanted = FACTS["cifar10"], np.empty(RAW["cifar10"].shape)
     for channel in range(3):
         wanted[:, channel] = (RAW["cifar10"][:, channel] / 255 - facts.mean[channel]) / facts.deviation[channel]
     assert_equal(prepared("cifar10").between(0, 6), wanted)
 
 
 def test_a_smaller_image_is_the_mean_over_squares_of_pixels() -> None:
-    facts, wanted = DATASETS["cifar10"], np.empty((6, 3, 16, 16))
+    facts, wanted = FACTS["cifar10"], np.empty((6, 3, 16, 16))
     for row in range(16):
         for column in range(16):
             square = RAW["cifar10"][:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].mean((2, 3))
@@ -68,27 +68,26 @@ def test_pixels_stay_bytes_in_memory() -> None:
 @pytest.mark.parametrize("name,size,pad", [("cifar10", None, 4), ("cifar10", 16, 2), ("fashion_mnist", None, 4)])
 def test_each_augmented_image_is_a_crop_of_its_padded_self(name: str, size: int | None, pad: int) -> None:
     made = prepared(name, size=size)
-    assert images.padding(size, DATASETS[name].shape[-1]) == pad
+    assert images.padding(size, FACTS[name].shape[-1]) == pad
     numbers = torch.tensor([5, 1, 1, 3] * 8)
-    crops = images.draw_crops(len(numbers), [3], padding=pad, position=11)
-    found = made.take(numbers, crops)
+    tops, lefts, flipped = images.draw_crops(len(numbers), [3], padding=pad, position=11)
+    found = images.crops_and_flips(made, [3], batch_size=len(numbers), padding=pad)(numbers, 11)
     pixels = made.pixels.double().numpy()
     wanted = np.empty((len(numbers), *pixels.shape[1:]))
     for at, number in enumerate(numbers.tolist()):
         padded = np.pad(pixels[number], ((pad, pad), (pad, pad), (0, 0)))
-        top, left = int(crops.top[at]), int(crops.left[at])
+        top, left = int(tops[at]), int(lefts[at])
         cut = padded[top : top + pixels.shape[1], left : left + pixels.shape[2]]
-        cut = cut[:, ::-1] if crops.flipped[at] else cut
+        cut = cut[:, ::-1] if flipped[at] else cut
         own = number if len(made.scale) == len(made) else 0
         wanted[at] = cut * made.scale[own].numpy() + made.offset[own].numpy()
-    assert 0 < int(crops.flipped.sum()) < len(numbers)
+    assert 0 < int(flipped.sum()) < len(numbers)
     assert_equal(found, wanted.transpose(0, 3, 1, 2))
 
 
 def test_crops_are_a_pure_function_of_seed_and_position() -> None:
     def drawn(seed: int, position: int) -> tuple[torch.Tensor, ...]:
-        crops = images.draw_crops(64, [seed], padding=4, position=position)
-        return crops.top, crops.left, crops.flipped
+        return images.draw_crops(64, [seed], padding=4, position=position)
 
     first = drawn(1, 5)
     torch.rand(100)  # the global generator has no say
@@ -100,13 +99,13 @@ def test_crops_are_a_pure_function_of_seed_and_position() -> None:
 def test_the_crops_of_a_fleet_are_those_of_its_members() -> None:
     together = images.draw_crops(32, [7, 8], padding=2, position=3)
     alone = [images.draw_crops(32, [seed], padding=2, position=3) for seed in (7, 8)]
-    for name in ("top", "left", "flipped"):
-        assert torch.equal(getattr(together, name), torch.cat([getattr(each, name) for each in alone]))
+    for drawn, *parts in zip(together, *alone, strict=True):
+        assert torch.equal(drawn, torch.cat(parts))
 
 
 def test_every_place_and_both_sides_are_equally_likely() -> None:
-    crops = images.draw_crops(16_200, [0], padding=4, position=0)
-    cells = (crops.top * 9 + crops.left) * 2 + crops.flipped
+    top, left, flipped = images.draw_crops(16_200, [0], padding=4, position=0)
+    cells = (top * 9 + left) * 2 + flipped
     counts = torch.bincount(cells, minlength=162).double()
     # χ² with 161 degrees of freedom: mean 161, deviation √322 ≈ 18; planned at four deviations (1 in 10⁴).
     assert ((counts - 100).square() / 100).sum() < 161 + 4 * 18

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tacit import InputError
-from tacit.studies.data import mnist1d
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data import datasets, mnist1d
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 
 
 def test_mnist1d_has_the_size_its_facts_say(data: Data) -> None:
-    facts = DATASETS["mnist1d"]
+    facts = FACTS["mnist1d"]
     assert data.train_inputs.shape == (facts.train_size, facts.features)
     assert data.test_inputs.shape == (facts.test_size, facts.features)
     assert set(data.train_targets.tolist()) == set(data.test_targets.tolist()) == set(range(facts.classes))
@@ -47,7 +49,8 @@ def test_making_the_data_leaves_the_global_generators_alone(monkeypatch: pytest.
 def counted(monkeypatch: pytest.MonkeyPatch, data: Data, cache: Path) -> list[int]:
     calls: list[int] = []
     monkeypatch.setenv("TACIT_CACHE", str(cache))
-    monkeypatch.setitem(mnist1d.MAKERS, "mnist1d", lambda: calls.append(1) or data)
+    counting = replace(mnist1d.MNIST1D, decode=lambda _: calls.append(1) or data)
+    monkeypatch.setitem(datasets.DATASETS, "mnist1d", counting)
     return calls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from tacit import InputError
 from tacit.cli import app
-from tacit.cli.figures import figures
 from tacit.report import catalogue
-from tacit.studies.cost import DEVICE_TFLOPS, UTILISATION
+from tacit.studies.cost import cost, in_digits
 from tacit.studies.describe import library as module
 from tacit.studies.describe.library import datasets, library, library_folder, results_name, study_names
 from tacit.studies.describe.study import load_study
@@ -72,39 +71,20 @@ def test_results_have_a_folder_of_their_own(dataset: str | None, scale: str, nam
     assert results_name(dataset, scale) == name
 
 
-# -- tacit figures --------------------------------------------------------------------------------------------------
-def test_figures_has_the_cost_of_every_figure_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)  # no measuring in a test
-    result = CliRunner().invoke(app, ["figures", "--scale", "paper", "--tflops", "10", "--utilisation", "0.5"])
+# -- tacit reproduce --list -------------------------------------------------------------------------------------------
+def test_the_list_has_the_cost_of_every_figure_of_the_paper() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--scale", "paper"])
     assert result.exit_code == 0, result.output
     for figure in {*catalogue()} - {"orders"}:  # which the paper argues for without showing it
         (line,) = (line for line in result.output.splitlines() if line.startswith(f"{figure} "))
-        assert "days" in line or "years" in line
-    assert "10 TFLOP/s used to 50%" in result.output
+        assert len(re.findall(r" \d\.\de\d+", line)) == 2  # updates and operations
+    total = cost(run for study in library(None, "paper").values() for run in study.runs)
+    assert f" {in_digits(total.operations)}\n" in result.output
 
 
-def test_the_device_without_options_is_that_of_every_plan() -> None:
-    defaults = {name: parameter.default for name, parameter in inspect.signature(figures).parameters.items()}
-    assert (defaults["tflops"], defaults["utilisation"]) == (DEVICE_TFLOPS, UTILISATION)
-
-
-def test_twice_the_peak_is_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e4)
-
-    def hours(tflops: str) -> float:
-        words = ["figures", "--scale", "paper", "--dataset", "fashion_mnist", "--tflops", tflops, "--utilisation", "1"]
-        (line,) = (x for x in CliRunner().invoke(app, words).output.splitlines() if x.startswith("6a "))
-        hours, _, minutes, _ = line.split()[-4:]
-        return int(hours) + int(minutes) / 60
-
-    assert hours("20") == pytest.approx(hours("40") * 2, abs=0.05)  # printed to the minute
-
-
-@pytest.mark.parametrize("option", [("--tflops", "0"), ("--utilisation", "1.5"), ("--tflops", "nan")])
-def test_a_device_that_cannot_be_is_refused(option: tuple[str, str]) -> None:
-    result = CliRunner().invoke(app, ["figures", *option])
-    assert isinstance(result.exception, InputError)
-    assert option[0].removeprefix("--") in str(result.exception)
+def test_the_list_of_one_figure_has_that_figure_alone() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--list", "--figure", "1b"])
+    assert [line.split()[0] for line in result.output.splitlines()[2:]] == ["1b", "all"]
 
 
 def test_the_list_says_in_a_few_words_what_each_study_is(monkeypatch: pytest.MonkeyPatch) -> None:

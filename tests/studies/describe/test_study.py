@@ -159,6 +159,7 @@ IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 8}, "image_size is 8 and dataset is mnist1d, which has no images"),
     ({"dataset": "cifar10", "augmentation": "shift"}, "augmentation is shift and dataset is cifar10, whose examples"),
     ({"augmentation_amount": 1}, "augmentation_amount is 1.0 and augmentation is none"),
+    ({"augmentation_amount": 2}, "augmentation_amount is 2.0 and augmentation is none"),
     ({"augmentation": "shift", "augmentation_amount": 1.5}, "augmentation_amount is 1.5; a shift needs a whole number"),
     ({"augmentation": "shift", "augmentation_amount": 20}, "a shift needs a whole number of samples, at most 19"),
     ({"dataset": "cifar10", "image_size": 15}, "image_size is 15; images of cifar10 can be averaged to 4, 8, 16, 32"),
@@ -317,7 +318,7 @@ def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None
     }
     base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1, **NEEDED.get(key, {})}
     if key == "augmentation_amount":
-        base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "noise"}, 0.1
+        base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "shift"}, 3
     if key in OWN:
         base, other = {**OWN_BASE, **({"optimizer": "nesterov"} if key == "momentum" else {})}, OWN
     assert shape(make_run(base)) != shape(make_run({**base, key: other[key]}))

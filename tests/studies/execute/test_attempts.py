@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 
 import pytest
 
 from tacit import InputError
 from tacit._errors import TacitError
-from tacit.studies import runner
 from tacit.studies.describe.study import parse_study
-from tacit.studies.execute.attempts import Attempts, FleetsFailedError
-from tacit.studies.execute.executor import FleetTask
-from tacit.studies.execute.pool import FALSE_STARTS, Lost, Worker, WorkerPool
-from tacit.studies.execute.wire import Message
-from tacit.studies.plan import Plan
+from tacit.studies.execute.executor import FALSE_STARTS, Attempts, Executor, FleetTask, Lost, Worker
+from tacit.studies.execute.messages import Message
 from tacit.studies.train.packing import Fleet, pack
 
 STUDY = parse_study(
@@ -44,7 +39,7 @@ class Scripted(Worker):
         self.ended = True
 
 
-class ScriptedPool(WorkerPool):
+class ScriptedPool(Executor):
     def __init__(
         self, script: dict[str, list[Heard]], *, attempts: int = 3, start: Heard | None = None, workers: int = 1
     ) -> None:
@@ -160,27 +155,12 @@ def test_a_machine_lost_while_many_workers_start_on_it_does_not_end_the_study() 
     assert book.kinds(ONE)[-1] == "rows"
 
 
-def test_a_first_fleet_that_fails_while_the_rate_is_measured_is_tried_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Failing(ScriptedPool):
-        local_cores = False  # no rate of earlier studies
-
-        def _receive(self) -> list[tuple[Worker, Heard]]:
-            if self.sent and self.sent[-1].kind == "calibrate":
-                self.sent.pop()
-                return [(self._pool[0], failed("Traceback\nOutOfMemoryError: too big"))]
-            return super()._receive()
-
-    monkeypatch.setattr(runner, "load", lambda name: None)  # nothing is trained here
-    pool = Failing({ONE.id: [failed()] * 3, TWO.id: [ROWS]})
-    plans: list[Plan] = []
-    watcher = runner.Watcher()
-    watcher.planned = plans.append  # type: ignore[method-assign]
-    with pytest.raises(FleetsFailedError, match=f"1 of 2 fleets failed .{ONE.id}"):
-        runner.run(STUDY, tmp_path, executor=pool, watcher=watcher)
-    assert (tmp_path / "fleets" / TWO.id / "meta.json").exists()
-    assert [plan.rough for plan in plans] == [True]
+def test_what_a_worker_refuses_as_input_is_one_sentence_and_ends_the_study() -> None:
+    refusal = Message("failed", {"text": "device is cuda; this machine has none.", "input": True})
+    pool = ScriptedPool({ONE.id: [refusal], TWO.id: [ROWS]})
+    with pytest.raises(InputError, match="device is cuda"):
+        pool.run([FleetTask(ONE), FleetTask(TWO)], Book())
+    assert [worker.ended for worker in pool.made] == [True]
 
 
 def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:

@@ -22,11 +22,8 @@ from tacit._errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
-from tacit.studies.execute import worker
-from tacit.studies.execute.attempts import FleetsFailedError
-from tacit.studies.execute.executor import FleetTask, MessageHandler
+from tacit.studies.execute.executor import FleetsFailedError, FleetTask, MessageHandler
 from tacit.studies.execute.local import LocalExecutor
-from tacit.studies.plan import make_plan
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import folder_status
 from tacit.studies.train.packing import pack
@@ -66,17 +63,6 @@ def test_a_finished_study_trains_nothing_again(tmp_path: Path, data: Data) -> No
             assert not tasks
 
     assert runner.run(SMALL, tmp_path, executor=Refuses(data)) == rows
-
-
-def test_a_finished_study_is_never_too_long_for_this_machine(
-    tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = runner.run(SMALL, tmp_path / "done", executor=InProcess(data))
-    monkeypatch.setattr("tacit.studies.estimate.stored_rate", lambda *_: 1e-9)
-    assert runner.run(SMALL, tmp_path / "done") == rows
-    assert make_plan(SMALL, tmp_path / "done").seconds == 0
-    with pytest.raises(TacitError, match="less than a year"):
-        runner.run(SMALL, tmp_path / "new")
 
 
 def test_an_executor_of_an_unknown_name_is_a_sentence(tmp_path: Path) -> None:
@@ -325,7 +311,6 @@ def test_an_exception_in_training_fails_its_fleet_three_times_and_the_others_fin
         "    before(self, **options)\n"
         "Training.advance = advance\n"
     )
-    monkeypatch.setattr(LocalExecutor, "calibrate", lambda self, fleets: 1e4)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     heard, folder = Listener(), tmp_path / "out"
     with pytest.raises(FleetsFailedError, match=victim.id):
@@ -365,8 +350,3 @@ def test_wrong_numbers_of_workers_are_a_sentence() -> None:
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(TacitError, match="workers"):
             LocalExecutor(wrong)  # type: ignore[arg-type]
-
-
-def test_calibration_measures_a_positive_rate(data: Data) -> None:
-    runs = [run.model_dump() for run in pack(SMALL.runs)[0].runs]
-    assert worker.calibrate(runs, lambda name: data) > 0

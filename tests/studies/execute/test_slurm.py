@@ -1,20 +1,17 @@
-"""The SLURM job script: run here by bash, with stand-ins for SLURM's, Ray's and tacit's commands."""
+"""docs/slurm.sh: bash understands it, and a stopped job leaves the study time; with stand-ins for SLURM, Ray, tacit."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tacit import InputError
-from tacit.studies.execute.slurm import Job, script
+from in_process import wait_for
 
-AWKWARD = ["learning_rate=2^-5,0.1", "seeds=0:2", "question=what's $HOME; `id`"]
+SCRIPT = Path(__file__).parents[3] / "docs" / "slurm.sh"
 
 
 def stand_in(folder: Path, name: str, body: str) -> None:
@@ -35,101 +32,46 @@ def machine(tmp_path: Path) -> Path:
     return folder
 
 
-def submitted(text: str, machine: Path) -> subprocess.Popen[bytes]:
-    path = machine.parent / "job.sh"
-    path.write_text(text)
-    environment = {**os.environ, "SEEN": str(machine.parent / "seen"), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x"}
-    return subprocess.Popen(["bash", str(path)], env=environment, start_new_session=True)
-
-
-def seen(machine: Path) -> list[str]:
-    path = machine.parent / "seen"
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def made(machine: Path, **options: object) -> str:
-    job = Job(**options)  # type: ignore[arg-type]
-    return script(job, Path("my studies/it's.toml"), AWKWARD, into=Path("runs/a b"), bin_folder=machine)
+def submitted(machine: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ, "PATH": f"{machine}:{os.environ['PATH']}", "SEEN": str(machine.parent / "seen"),
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x",
+    }  # fmt: skip
+    return subprocess.Popen(["bash", str(SCRIPT)], env=environment, start_new_session=True)
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
-    code = process.wait(timeout=60)
-    os.killpg(process.pid, signal.SIGKILL) if _alive(process.pid) else None
-    return code
-
-
-def _alive(group: int) -> bool:
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return process.wait(timeout=60)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the stand-ins for Ray still sleep
 
 
-def test_the_job_starts_ray_on_every_machine_and_hands_the_study_over_word_for_word(machine: Path) -> None:
+def test_bash_can_parse_the_script() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+
+
+def test_the_job_starts_ray_on_every_machine_and_ends_as_the_study_does(machine: Path) -> None:
     both = 'until (($(grep -c "^ray start" "$SEEN") == 2)); do sleep 0.05; done'  # as they start, side by side
-    stand_in(machine, "tacit", f'{both}; printf "%s\\n" "$@" > "$SEEN.words"; exit 1')
-    process = submitted(made(machine, nodes=2, cpus=4, gpus=2), machine)
-    assert ended(process) == 1  # the study's own exit code
-    words = (machine.parent / "seen.words").read_text().splitlines()
-    assert words == [
-        *["run", "my studies/it's.toml", *AWKWARD, "--into", "runs/a b", "--executor", "ray"],
-        *["--workers", "4", "--device", "cuda", "--address", "10.0.0.1:20007"],
-    ]
-    started = sorted(line for line in seen(machine) if line.startswith("ray start"))
-    common = "ray start --num-cpus=4 --num-gpus=2 --disable-usage-stats --block"
+    stand_in(machine, "tacit", f"{both}; exit 1")
+    assert ended(submitted(machine)) == 1
+    seen = (machine.parent / "seen").read_text().splitlines()
+    common = "ray start --num-cpus=32 --num-gpus=0 --disable-usage-stats --block"
     head = f"{common} --head --node-ip-address=10.0.0.1 --port=20007 --include-dashboard=false"
-    assert started == [f"{common} --address=10.0.0.1:20007", head]
-    steps = [line for line in seen(machine) if line.startswith("srun") and "ray start" in line]
-    assert ["--cpus-per-task=4" in line for line in steps] == [True, True]  # or SLURM gives Ray a single core
-
-
-def test_a_file_whose_name_begins_with_a_dash_is_no_option(tmp_path: Path) -> None:
-    text = script(Job(), Path("-rates.toml"), [], into=Path("runs/rates"), bin_folder=tmp_path)
-    assert "tacit run ./-rates.toml " in text
+    assert sorted(line for line in seen if line.startswith("ray start")) == [f"{common} --address=10.0.0.1:20007", head]
+    steps = [line for line in seen if line.startswith("srun") and "ray start" in line]
+    assert ["--cpus-per-task=32" in line for line in steps] == [True, True]  # or SLURM gives Ray a single core
+    (study,) = [line for line in seen if line.startswith("tacit")]
+    assert study == (
+        "tacit run mnist1d/standard/rates --into runs/rates --executor ray --address 10.0.0.1:20007 "
+        "--device cpu --workers 64"
+    )
 
 
 def test_sigterm_reaches_the_study_which_has_time_for_last_checkpoints(machine: Path) -> None:
     stand_in(machine, "tacit", 'trap "sleep 0.5; touch $SEEN.stored; exit 143" TERM; touch "$SEEN.up"; sleep 20 & wait')
-    process = submitted(made(machine), machine)
-    end = time.monotonic() + 60
-    while not (machine.parent / "seen.up").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    process = submitted(machine)
+    wait_for((machine.parent / "seen.up").exists)
     process.send_signal(signal.SIGTERM)
     assert ended(process) == 143
     assert (machine.parent / "seen.stored").exists()
-
-
-def test_the_request_is_what_was_asked_for(machine: Path) -> None:
-    text = made(machine, nodes=3, time="1-02:00:00", partition="gpu", cpus=16, gpus=4, setup=("module load cuda",))
-    asked = {line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")}
-    assert asked >= {"nodes=3", "time=1-02:00:00", "partition=gpu", "cpus-per-task=16", "gpus-per-node=4"}
-    assert asked >= {"job-name=tacit-it-s", "signal=B:TERM@120", "ntasks-per-node=1"}
-    assert not any(line.startswith("account") for line in asked)
-    assert text.index("module load cuda") < text.index("scontrol")
-
-
-def test_without_gpus_a_worker_is_a_core(machine: Path) -> None:
-    text = made(machine, nodes=2, cpus=16)
-    line = next(line for line in text.splitlines() if line.startswith("tacit run"))
-    words = shlex.split(line)
-    assert words[words.index("--workers") + 1] == "32"
-    assert words[words.index("--device") + 1] == "cpu"
-    assert "gpus-per-node" not in text
-
-
-@pytest.mark.parametrize(
-    "options,words",
-    [
-        ({"nodes": 0}, "nodes is 0"),
-        ({"gpus": -1}, "gpus is -1"),
-        ({"time": "soon"}, "expected minutes, HH:MM:SS"),
-        ({"time": "1:00\n#SBATCH --uid=0"}, "expected minutes"),
-        ({"partition": "a b"}, "partition is 'a b'"),
-        ({"account": "x\n"}, "account"),
-    ],
-)
-def test_a_wrong_request_is_a_sentence(options: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Job(**options)  # type: ignore[arg-type]

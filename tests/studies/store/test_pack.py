@@ -137,20 +137,3 @@ def test_dying_anywhere_while_packing_loses_no_row(
         pack_results(copy)
         assert read_rows(copy) == before
     assert 8 < number < 99
-
-
-def test_old_folders_become_studies_of_one_folder(made: Path, tmp_path: Path) -> None:
-    """As `tacit reproduce` of 0.1 left them: NAME/study.json and NAME/fleets, a folder per study."""
-    import json
-
-    root, rows = tmp_path / "old", read_rows(made)
-    for each in (FIRST, SECOND):
-        shutil.copytree(made / "fleets", root / each.name / "fleets")
-        content = {"schema": 1, "hash": each.hash, "study": each.model_dump()}
-        (root / each.name / "study.json").write_text(json.dumps(content))
-        (root / each.name / "lock").write_text("1\n")
-    pack_results(root)
-    expected = ["packed/second.jsonl.gz", "packed/small.jsonl.gz", "studies/second.json", "studies/small.json"]
-    assert files(root) == expected
-    assert sorted(path.name for path in root.iterdir()) == ["lock", "packed", "studies"]
-    assert read_rows(root) == rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,7 +119,7 @@ def test_a_second_study_trains_only_what_it_does_not_share(tmp_path: Path, data:
     assert set(executor.trained) == {run.hash for run in second.runs} - shared
     assert [row["run"] for row in rows] == [run.hash for run in second.runs]
     assert all(lines(tmp_path)[run] == before[run] for run in shared)
-    assert [found.name for found in folder_status(tmp_path)[0].studies] == ["second", "small"]
+    assert [found.study.name for found in folder_status(tmp_path)[0].studies] == ["second", "small"]
     assert len(read_rows(tmp_path)) == len(first.runs) + len(second.runs) - len(shared)
 
 
@@ -143,55 +142,6 @@ def test_two_studies_at_the_same_time_in_one_folder_are_refused_with_a_sentence(
     other = parse_study({**with_seeds("1:4").model_dump(), "name": "second"})
     with (
         ResultsFolder(tmp_path).locked(),
-        pytest.raises(TacitError, match=r"in use by another process .* or choose another folder"),
+        pytest.raises(TacitError, match=r"in use by another process; .* or choose another folder"),
     ):
         runner.run(other, tmp_path, executor=InProcess(data))
-
-
-# -- folders of earlier versions -------------------------------------------------------------------------------------
-def old_folder(path: Path, small: Study, data: Data) -> Path:
-    """A folder as tacit 0.1 left it: one study, its study.json beside the fleets."""
-    runner.run(small, path, executor=InProcess(data))
-    shutil.rmtree(path / "studies")
-    content = {"schema": 1, "hash": small.hash, "study": small.model_dump()}
-    (path / "study.json").write_text(json.dumps(content, indent=1))
-    return path
-
-
-def test_an_old_folder_is_read_and_gone_on_with(tmp_path: Path, data: Data) -> None:
-    small = with_seeds("0:2")
-    folder = old_folder(tmp_path, small, data)
-    rows = read_rows(folder)
-    assert [row["run"] for row in rows] == [run.hash for run in small.runs]
-    executor = Counting(data)
-    runner.run(with_seeds("0:3"), folder, executor=executor)
-    assert {row["spec"]["seed"] for row in read_rows(folder)} == {0, 1, 2}
-    assert len(executor.trained) == len(small.runs) // 2
-
-
-def test_an_old_folder_that_was_stopped_goes_on_from_its_checkpoint_with_the_same_bytes(
-    tmp_path: Path, data: Data
-) -> None:
-    small = with_seeds("0:2")
-    folder = ResultsFolder(old_folder(tmp_path / "old", small, data))
-    straight = rows_on_disk(folder.path)
-    fleet = pack(small.runs)[1]
-    training = Training(fleet, data)
-    training.advance(until=4)
-    folder.rows_path(fleet.id).unlink()
-    with folder.locked():
-        folder.write_checkpoint(fleet.id, training.checkpoint())
-    executor = Counting(data)
-    runner.run(small, folder.path, executor=executor)
-    assert set(executor.trained) == {run.hash for run in fleet.runs}
-    assert rows_on_disk(folder.path) == straight
-
-
-def test_old_folders_inside_a_folder_count_as_its_rows(tmp_path: Path, data: Data) -> None:
-    """As `tacit reproduce` of 0.1 left them: a folder per study."""
-    small = with_seeds("0:2")
-    old_folder(tmp_path / "small", small, data)
-    executor = Counting(data)
-    runner.run(small, tmp_path, executor=executor)
-    assert executor.trained == []
-    assert len(read_rows(tmp_path)) == len(small.runs)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tacit._random import generator
 from tacit.batching import epoch_batches
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import training as training_module

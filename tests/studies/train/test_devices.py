@@ -75,12 +75,10 @@ def test_what_is_not_there_is_refused_in_a_sentence(wanted: str, words: str, mac
 def test_workers_are_as_many_as_cores_and_one_on_a_gpu(machine: pytest.MonkeyPatch) -> None:
     with closing(make_executor("local")) as executor:
         assert executor.workers == cores()
-        assert executor.local_cores
     machine.setattr("tacit.studies.execute.machine.version", lambda name: "2.13.0+cu130")
     machine.setattr(torch.cuda, "is_available", lambda: True)
     with closing(make_executor("local")) as executor:  # auto
         assert executor.workers == 1
-        assert not executor.local_cores  # rates of a GPU are not kept as rates of this machine's cores
     with closing(make_executor("local", 4, device="cuda")) as executor:
         assert executor.workers == 4
     with closing(make_executor("local", device="cpu")) as executor:

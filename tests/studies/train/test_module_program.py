@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from oracles import penalised_gradient
 from tacit._random import generator
-from tacit.studies.data.facts import DATASETS, Data
+from tacit.studies.data.datasets import FACTS
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import module_program as single
 from tacit.studies.train import training as training_module
@@ -33,7 +34,7 @@ WIDE: dict[str, Any] = {
 
 
 def pictures(name: str) -> Data:
-    draws, shape = np.random.default_rng(1), DATASETS[name].shape
+    draws, shape = np.random.default_rng(1), FACTS[name].shape
     return Data(
         draws.integers(0, 256, (64, *shape), dtype=np.uint8), draws.integers(0, 10, 64),
         draws.integers(0, 256, (20, *shape), dtype=np.uint8), draws.integers(0, 10, 20),
@@ -118,7 +119,7 @@ def minibatch(rows: int, size: int) -> tuple[Tensor, Tensor]:
 
 def gradient_of_an_update(run: RunSpec, inputs: Tensor, labels: Tensor) -> tuple[dict[str, Tensor], Single]:
     """What one update at rate 1 takes away from each parameter."""
-    program = Single((run,), DATASETS[run.dataset], device=CPU, dtype=torch.float64)
+    program = Single((run,), FACTS[run.dataset], device=CPU, dtype=torch.float64)
     with torch.no_grad():
         for parameter in program.model.parameters():
             if parameter.dim() == 0 and not parameter:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit._random import generator
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import module_program, residual_derivatives
 from tacit.studies.train.models import WideResNet, wide_resnet
@@ -92,7 +92,7 @@ def test_an_own_subclass_with_another_forward_pass_is_left_to_autograd(monkeypat
     torch.manual_seed(0)
     monkeypatch.setattr(module_program, "is_own", lambda name: True)
     monkeypatch.setattr(module_program, "build", lambda run, facts: Halved(10, 1))
-    program = Single((RUN,), DATASETS["cifar10"], device=torch.device("cpu"), dtype=torch.float64)
+    program = Single((RUN,), FACTS["cifar10"], device=torch.device("cpu"), dtype=torch.float64)
     assert program.derivatives is None
 
 
@@ -105,6 +105,6 @@ def test_a_penalised_study_of_a_wide_resnet_uses_them(monkeypatch: pytest.Monkey
         return product(self, direction)
 
     monkeypatch.setattr(Derivatives, "hessian_product", spy)
-    program = Single((RUN,), DATASETS["cifar10"], device=torch.device("cpu"), dtype=torch.float64)
+    program = Single((RUN,), FACTS["cifar10"], device=torch.device("cpu"), dtype=torch.float64)
     program.update(torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3]), rates=[0.02])
     assert calls == ["hessian_product"]

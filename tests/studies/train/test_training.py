@@ -15,7 +15,6 @@ from tacit.batching import ORDERS, epoch_batches
 from tacit.schedules import SCHEDULES, cosine, paper_decay
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
-from tacit.studies.train import checkpoint
 from tacit.studies.train import training as training_module
 from tacit.studies.train.checkpoint import DamagedCheckpointError
 from tacit.studies.train.models import mlp
@@ -128,15 +127,6 @@ def test_cpu_time_of_earlier_processes_counts_after_a_resume(data: Data, monkeyp
     second = Training(fleet, data)
     second.restore(content)
     assert second.cpu_seconds == 7.0 + 3.5
-
-
-def test_a_checkpoint_that_says_nothing_of_cpu_time_is_as_good(data: Data) -> None:
-    fleet = Fleet(tuple(FLEETS["penalized"]))
-    arrays, state = checkpoint.decode(Training(fleet, data).checkpoint())
-    for said in ({}, {"cpu_seconds": None}, {"cpu_seconds": "1"}, {"cpu_seconds": -1.0}, {"cpu_seconds": True}):
-        state.pop("cpu_seconds", None)
-        Training(fleet, data).restore(checkpoint.encode(arrays, {**state, **said}))
-        assert checkpoint.cpu_seconds_in(said) == 0.0
 
 
 def test_a_run_does_not_depend_on_its_company(data: Data) -> None:

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from tacit._errors import InputError
-from tacit.penalty.objective import Objective, Outcome
-from tacit.penalty.registry import Method, choose, fastest_exact
-from tacit.penalty.surroundings.refusals import UnsupportedModelError, translated_errors
+from tacit.penalty.objective import LARGEST_ERROR, Objective, Outcome
+from tacit.penalty.registry import METHODS, Method, fastest_exact
+from tacit.penalty.surroundings.refusals import TranslatedErrors, UnsupportedModelError
 from tacit.penalty.surroundings.state import RandomState, second_pass
 
-LARGEST_ERROR = 0.1  # a tenth of the penalty's part: λ is rarely known better than that
 CHOICES = ("exact", "raise", "warn")
 _log = logging.getLogger("tacit")
 
@@ -67,15 +66,17 @@ class Approximation:
             self.checked_at = None
         if outcome.delivered:
             return outcome
-        found = f"method={method.name!r}: the penalty's gradient has an estimated relative error of {outcome.error:.0%}"
+        estimate = (
+            f"method={method.name!r}: the penalty's gradient has an estimated relative error of {outcome.error:.0%}"
+        )
         if self.when_uncertain == "raise":
             raise InputError(
-                f"{found} at step {self.step}; expected at most {LARGEST_ERROR:.0%}. Use an exact method, "
+                f"{estimate} at step {self.step}; expected at most {LARGEST_ERROR:.0%}. Use an exact method, "
                 "when_uncertain='exact' (the exact method for such steps) or 'warn'."
             )
         if not self.uncertain:
             self.uncertain = True
-            _log.warning("%s at step %d; an exact method takes its place until the next check", found, self.step)
+            _log.warning("%s at step %d; an exact method takes its place until the next check", estimate, self.step)
         assert start is not None
         with second_pass(self.model, start, self.generators):  # the same dropout masks, and buffers count once
             return self._run_exact_instead(method, objective, run_exact)
@@ -90,8 +91,8 @@ class Approximation:
         fastest = fastest_exact(self.model).name if one_gradient else "double_backward"
         for name in dict.fromkeys((fastest, "double_backward")):
             try:
-                with translated_errors():
-                    return replace(run_exact(choose(name), replace(objective, exact=True)), method=name)
+                with TranslatedErrors():
+                    return replace(run_exact(METHODS[name], objective.but(exact=True)), method=name)
             except InputError as error:
                 causes.append(error)
         raise InputError(

@@ -15,8 +15,7 @@ from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._tree import real, total
 from tacit.layers.layer_use import LayerUse
-from tacit.layers.modes import modes_on
-from tacit.penalty.surroundings.state import without_hooks
+from tacit.penalty.objective import gradients_of
 
 TOLERANCE = 1e-3  # a hundred times the rounding of float32, and less than what λ is ever known to
 HALF_PRECISION_NORM = 0.02  # a few roundings; a use that was not seen is larger, as a rule
@@ -44,7 +43,7 @@ def check_against_double_backward(
     if loss.device.type == "meta":  # without numbers
         return False
     leaves = list(leaf_uses(loss))
-    found = _gradients_by_layers(loss, uses, norm, leaves)
+    by_layers = _gradients_by_layers(loss, uses, norm, leaves)
     try:
         plain_norm, plain = _by_double_backward(loss, uses, parameters, leaves, scale)
     except RuntimeError:
@@ -61,7 +60,7 @@ def check_against_double_backward(
             f"the layers seen in the closure give ‖∇Ĉ‖² = {norm.item():.6g}, a plain backward pass "
             f"{plain_norm.item():.6g}; some use of a parameter was not seen. Use method='double_backward'."
         )
-    apart, size = _distance(found, plain), _length(plain)
+    apart, size = _distance(by_layers, plain), _length(plain)
     if not (apart.isfinite() and size.isfinite()):
         return False
     if apart <= max(TOLERANCE, ROUNDINGS * unit) * size:
@@ -112,8 +111,7 @@ def _by_double_backward(
         use.ordinary = lambda: True
     try:
         # Scaled as the uses' pass was, or half precision rounds the two differently.
-        with without_hooks(parameters), modes_on():
-            gradients = torch.autograd.grad(scale * loss, parameters, create_graph=True, allow_unused=True)
+        gradients = gradients_of(scale * loss, parameters, create_graph=True)
         norm = total(_wide(gradient).square().sum() for gradient in gradients if gradient is not None) / scale**2
         return norm.detach(), _gradients(norm, leaves)
     finally:
@@ -124,9 +122,8 @@ def _by_double_backward(
 def _gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     if not (leaves and value.requires_grad):
         return [torch.zeros_like(leaf) for leaf in leaves]
-    with without_hooks(leaves), modes_on():
-        found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(found, leaves, strict=True)]
+    parts = gradients_of(value, leaves, retain_graph=True)
+    return [torch.zeros_like(leaf) if part is None else part for part, leaf in zip(parts, leaves, strict=True)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from tacit._errors import InputError
-from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart, inner_product
-from tacit.penalty.objective import Objective, Outcome
+from tacit.penalty.objective import Objective, Outcome, gradients_of
 from tacit.penalty.surroundings.buffers import BufferVersions
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import without_hooks
 
 
 def backward(objective: Objective) -> Outcome:
@@ -71,8 +69,7 @@ def backward(objective: Objective) -> Outcome:
 def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter], scale: float | Tensor) -> Sequence[Tensor | None]:
     """`scale` times the gradient, differentiable; None where the loss does not reach a parameter."""
     scaled = loss if isinstance(scale, float) and scale == 1 else scale * loss
-    with without_hooks(parameters), modes_on():
-        gradients = torch.autograd.grad(scaled, parameters, create_graph=True, allow_unused=True)
+    gradients = gradients_of(scaled, parameters, create_graph=True)
     if all(gradient is None for gradient in gradients):
         raise InputError(NOTHING_REACHED)
     return gradients
@@ -86,3 +83,12 @@ def _without_graph(
         for gradient, parameter in zip(gradients, parameters, strict=True)
     ]
     return plain if isinstance(scale, float) and scale == 1 else list(torch._foreach_div(plain, scale))
+
+
+def plain_backward(objective: Objective) -> Outcome:
+    """Strength 0: bitwise what `loss.backward()` does."""
+    losses = [objective.loss(closure) for closure in objective.closures]
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    if objective.loss_weight:
+        objective.finish(loss, factor=objective.weight * objective.scale)
+    return Outcome(loss.detach(), torch.zeros_like(loss.detach()))

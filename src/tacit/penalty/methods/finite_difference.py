@@ -16,7 +16,7 @@ from tacit.penalty.workers.shards import ShardedViews, is_sharded
 
 def backward(objective: Objective) -> Outcome:
     """Approximate; two gradients a step, three with `central=True`."""
-    views = (ShardedViews if is_sharded(objective.model) else Views)(objective, hold_kinks=True)
+    views = (ShardedViews if is_sharded(objective.model) else Views)(objective, replay_kinks=True)
     return estimate(views, lambda views: step_sizes(views, central=objective.central), central=objective.central)
 
 

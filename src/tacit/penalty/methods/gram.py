@@ -154,7 +154,7 @@ def _capture(objective: Objective, closure: Closure) -> View:
     with capture:
         loss = objective.loss(closure)
     _find_other_uses(capture, loss)
-    return View(loss, capture.uses, capture.anchor, {})
+    return View(loss, capture.uses, capture.common_leaf, {})
 
 
 def _find_other_uses(capture: Capture, loss: Tensor) -> None:

@@ -1,12 +1,13 @@
-"""Which side of its kinks every unit is on, recorded in one forward pass and held in the next ones.
+"""Which side of its kinks every unit is on, recorded in one forward pass and replayed in the next ones.
 
-Second derivatives ignore kinks: the exact penalty differentiates a ReLU network with the pattern of its units held
+Second derivatives ignore kinks: the exact penalty differentiates a ReLU network with the pattern of its units
 fixed. A difference of gradients at two points does not, since units switch between the points, and at a kink itself (a
 zero-initialised residual branch leaves ReLUs at exactly 0) half of them switch however close the points are. With the
-pattern of the first point held at the second one the function in between is smooth, and both mean the same.
+pattern of the first point replayed at the second one the function in between is smooth, and both mean the same.
 
 Piecewise linear functions become f(x) = a x + b with the a and b of the recorded pass, maxima take the recorded
-element, comparisons give the recorded result. Inside checkpoints, compiled code and custom functions nothing is held.
+element, comparisons give the recorded result. Nothing is replayed inside checkpoints, compiled code
+and custom functions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Kinks(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.recorded: list[tuple[Any, tuple[int, ...], Any]] = []
-        self.position: int | None = None  # in `recorded`, while it is held; None while it is recorded
+        self.position: int | None = None  # in `recorded`, while it is replayed; None while it is recorded
         self.precision = 0.0  # the largest rounding unit among the results of the recorded pass
 
     @contextmanager
@@ -38,7 +39,7 @@ class Kinks(TorchFunctionMode):
             yield
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def replay(self) -> Iterator[None]:
         self.position = 0
         try:
             with self:
@@ -57,7 +58,7 @@ class Kinks(TorchFunctionMode):
             result = func(*args, **kwargs)
             self._note_precision(result)
             return result
-        pattern_of, held = kink
+        pattern_of, replay = kink
         if pattern_of is None and self.position is None:
             result = func(*args, **kwargs)
             # What does not depend on the parameters is the same in all passes, and may be changed in place.
@@ -78,7 +79,7 @@ class Kinks(TorchFunctionMode):
             pattern = known[2]
             self.position += 1
         # By the same formula in all passes: torch's own may round differently, and differences would show that.
-        return func(*args, **kwargs) if pattern is None else held(pattern, *args, **kwargs)
+        return func(*args, **kwargs) if pattern is None else replay(pattern, *args, **kwargs)
 
     def _note_precision(self, result: Any) -> None:
         if isinstance(result, Tensor) and result.is_floating_point() and result.requires_grad:
@@ -94,12 +95,12 @@ def _is_recomputed_or_transformed() -> bool:
 # -- ReLU: its result -------------------------------------------------------------------------------------------
 
 
-def _held_relu(result: Tensor, input: Tensor, inplace: bool = False) -> Tensor:
+def _replayed_relu(result: Tensor, input: Tensor, inplace: bool = False) -> Tensor:
     """The recorded result is the pattern: autograd keeps it anyway. One kernel, as fast as ReLU in both directions."""
-    return _held_relu_in_place(result, input) if inplace else torch.ops.aten.threshold_backward(input, result, 0)
+    return _replayed_relu_in_place(result, input) if inplace else torch.ops.aten.threshold_backward(input, result, 0)
 
 
-def _held_relu_in_place(result: Tensor, input: Tensor) -> Tensor:
+def _replayed_relu_in_place(result: Tensor, input: Tensor) -> Tensor:
     return input.masked_fill_(result <= 0, 0)
 
 
@@ -107,12 +108,12 @@ def _is_off(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input <= 0
 
 
-def _held_leaky_relu(off: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+def _replayed_leaky_relu(off: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     slope = torch.ones_like(input).masked_fill_(off, negative_slope)
     return input.mul_(slope) if inplace else input * slope
 
 
-def _held_prelu(off: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+def _replayed_prelu(off: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     if weight.numel() > 1:
         weight = weight.reshape(1, -1, *[1] * (input.dim() - 2))
     return torch.where(off, weight * input, input)
@@ -132,21 +133,23 @@ def _line(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, 
     return slope, value.detach() - slope * input
 
 
-def _held_line(line: tuple[Tensor, Tensor], input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Tensor:
+def _replayed_line(
+    line: tuple[Tensor, Tensor], input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any
+) -> Tensor:
     slope, offset = line
     return input.mul_(slope).add_(offset) if inplace else input * slope + offset
 
 
-def _held_line_in_place(line: tuple[Tensor, Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _held_line(line, input, inplace=True)
+def _replayed_line_in_place(line: tuple[Tensor, Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _replayed_line(line, input, inplace=True)
 
 
 def _hardswish_line(func: Any, input: Tensor, inplace: bool = False) -> tuple[Tensor, Tensor] | None:
     return _line(F.hardsigmoid, input)
 
 
-def _held_hardswish(line: tuple[Tensor, Tensor], input: Tensor, inplace: bool = False) -> Tensor:
-    gate = _held_line(line, input)
+def _replayed_hardswish(line: tuple[Tensor, Tensor], input: Tensor, inplace: bool = False) -> Tensor:
+    gate = _replayed_line(line, input)
     return input.mul_(gate) if inplace else input * gate
 
 
@@ -161,7 +164,7 @@ def _share_of_first(func: Any, input: Any, other: Any) -> Tensor | None:
     return ahead.to(input.dtype) + 0.5 * (input == other)
 
 
-def _held_choice(share: Tensor, input: Tensor, other: Tensor) -> Tensor:
+def _replayed_choice(share: Tensor, input: Tensor, other: Tensor) -> Tensor:
     return share * input + (1 - share) * other
 
 
@@ -169,15 +172,15 @@ def _pool_indices(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     return func(*args, **{**kwargs, "return_indices": True})[1]
 
 
-def _held_pool(axes: int) -> Callable[..., Any]:
-    def held(indices: Tensor, input: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
+def _replayed_pool(axes: int) -> Callable[..., Any]:
+    def replay(indices: Tensor, input: Tensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
         picked = input.flatten(-axes).gather(-1, indices.flatten(-axes)).view(indices.shape)
         for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):  # as torch's own leaves it
             if picked.dim() == rank and indices.is_contiguous(memory_format=layout):
                 picked = picked.contiguous(memory_format=layout)
         return (picked, indices) if return_indices else picked
 
-    return held
+    return replay
 
 
 def _comparison(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -185,7 +188,7 @@ def _comparison(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return func(*args, **kwargs) if numeric and "out" not in kwargs else None
 
 
-def _held_result(result: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _replayed_result(result: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return result
 
 
@@ -202,20 +205,20 @@ _COMPARISONS = tuple(
     for function in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"__{name}__"))
 )
 
-# Function → (its pattern, None where that is its result; what it is with that pattern held).
+# Function → (its pattern, None where that is its result; what it is with that pattern replayed).
 _KINKS: dict[Any, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), (None, _held_relu)),
-    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), (None, _held_relu_in_place)),
-    **dict.fromkeys((F.leaky_relu, torch._C._nn.leaky_relu), (_is_off, _held_leaky_relu)),
-    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), (_is_off, _held_prelu)),
-    **dict.fromkeys(_LINES, (_line, _held_line)),
-    **dict.fromkeys(_LINES_IN_PLACE, (_line, _held_line_in_place)),
-    F.hardswish: (_hardswish_line, _held_hardswish),
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), (None, _replayed_relu)),
+    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), (None, _replayed_relu_in_place)),
+    **dict.fromkeys((F.leaky_relu, torch._C._nn.leaky_relu), (_is_off, _replayed_leaky_relu)),
+    **dict.fromkeys((F.prelu, torch.prelu, Tensor.prelu), (_is_off, _replayed_prelu)),
+    **dict.fromkeys(_LINES, (_line, _replayed_line)),
+    **dict.fromkeys(_LINES_IN_PLACE, (_line, _replayed_line_in_place)),
+    F.hardswish: (_hardswish_line, _replayed_hardswish),
     **dict.fromkeys(
-        (torch.maximum, Tensor.maximum, torch.minimum, Tensor.minimum), (_share_of_first, _held_choice)
+        (torch.maximum, Tensor.maximum, torch.minimum, Tensor.minimum), (_share_of_first, _replayed_choice)
     ),
     **{
-        pool: (_pool_indices, _held_pool(axes))
+        pool: (_pool_indices, _replayed_pool(axes))
         for axes, pools in (
             (1, (F.max_pool1d, F.max_pool1d_with_indices, F.adaptive_max_pool1d)),
             (2, (F.max_pool2d, F.max_pool2d_with_indices, F.adaptive_max_pool2d)),
@@ -223,5 +226,5 @@ _KINKS: dict[Any, tuple[Callable[..., Any] | None, Callable[..., Any]]] = {
         )
         for pool in pools
     },
-    **dict.fromkeys(_COMPARISONS, (_comparison, _held_result)),
+    **dict.fromkeys(_COMPARISONS, (_comparison, _replayed_result)),
 }  # fmt: skip

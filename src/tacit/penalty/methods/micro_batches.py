@@ -85,10 +85,13 @@ class MicroBatches:
         begin = time.perf_counter()
         start = RandomState.now(objective.model, objective.generators, buffers=False, python=not cut.drawn)
         with buffers_kept(objective.modules):
-            outcomes, uses = run(dataclasses.replace(objective, loss_weight=0.0, deliver=of_penalty, applied=None))
+            outcomes, uses = run(objective.but(loss_weight=0.0, deliver=of_penalty, applied=None))
         start.restore()
         middle = time.perf_counter()
-        (plain,), more = loop(dataclasses.replace(objective, strength=0.0, deliver=of_loss), [cut.whole])
+        last = objective.but(strength=0.0, deliver=of_loss)
+        if objective.aside is not None and objective.applied is None and not objective.aside.in_half_precision:
+            last = last.but(deliver=None, rest=objective.aside)  # one run of the engine less
+        (plain,), more = loop(last, [cut.whole])
         end = time.perf_counter()
         price = (end - begin) / (end - middle) if plain.loss.device.type == "cpu" else None
         return [dataclasses.replace(outcome, loss=plain.loss, price=price) for outcome in outcomes], uses + more
@@ -132,7 +135,7 @@ class MicroBatches:
         # Values of buffers are copied where they are compared; at other steps a write is refused before it happens.
         look = compare or not self.buffers_compared
         start = RandomState.now(objective.model, objective.generators, buffers=look)
-        whole = objective if share == 1 else dataclasses.replace(objective, weight=objective.weight * share)
+        whole = objective if share == 1 else objective.but(weight=objective.weight * share)
         try:
             attempt = self._prepare(whole, closure, pieces, start, keep_factors)
             if start.of_written_buffers().buffers:
@@ -184,9 +187,9 @@ class MicroBatches:
     ) -> Result:
         """Both ways, without a trace of the first; the loop's gradients are the ones that are used."""
         ours, theirs = GradientSum(), GradientSum()
-        attempt.finish(dataclasses.replace(whole, deliver=ours.add, applied=None), form_weight_gradients=True)
+        attempt.finish(whole.but(deliver=ours.add, applied=None), form_weight_gradients=True)
         start.of_written_buffers().restore()
-        outcomes, uses = loop(dataclasses.replace(objective, deliver=theirs.add), pieces)
+        outcomes, uses = loop(objective.but(deliver=theirs.add), pieces)
         norm = torch.stack([outcome.gradient_squared_norm for outcome in outcomes]).mean()
         # A penalty without its loss may be 0: the loss's gradient is what both are small beside.
         beside = abs(float(whole.factor)) * float(norm) ** 0.5 if whole.loss_weight != 1 else 0.0
@@ -213,7 +216,7 @@ def _relative_distance(ours: dict[Tensor, Tensor], theirs: dict[Tensor, Tensor],
     """‖ours − theirs‖ relative to ‖theirs‖ and to `beside`."""
     apart, size = 0.0, beside**2
     for leaf in {**ours, **theirs}:
-        a, b = (real(found.get(leaf, torch.zeros_like(leaf)).to_dense()).double() for found in (ours, theirs))
+        a, b = (real(sums.get(leaf, torch.zeros_like(leaf)).to_dense()).double() for sums in (ours, theirs))
         apart, size = apart + float((a - b).square().sum()), size + float(b.square().sum())
     return (apart / size) ** 0.5 if size else float(apart > 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tacit._graph import leaf_uses
+from tacit._graph import leaf_uses, suspects
 from tacit.layers.kinds import LinearUse
 from tacit.layers.micro_batch_capture import (
     MicroBatchCapture,
@@ -28,8 +28,8 @@ from tacit.penalty.methods.passes import (
     uses_of,
 )
 from tacit.penalty.objective import Objective, Outcome
-from tacit.penalty.surroundings.compiled import uncompiled
-from tacit.penalty.surroundings.refusals import refuse_wrong_graphs
+from tacit.penalty.surroundings.refusals import refuse_suspects
+from tacit.penalty.surroundings.switches import uncompiled
 
 LARGEST_COPIES = 2**24  # numbers: 64 MB in float32, beside four times the model
 
@@ -59,18 +59,18 @@ class OnePass:
             never_layers=never_layers,
             buffers=objective.model.buffers(),
         )
-        with torch.enable_grad(), uncompiled(objective.compiled):
+        with uncompiled(objective.compiled):
             later = objective.may_overflow or objective.deferred is not None
             losses = micro_batch_losses(closure, batch, capture, objective.model, may_overflow=later)
         if objective.deferred is not None and not objective.may_overflow:
             objective.deferred.see(losses)
         if objective.look is not None:
             objective.look(losses)
-        refuse_wrong_graphs(losses, exact=True)
+        refuse_suspects(suspects(losses), exact=True)
         _refuse_mixed_uses(capture, losses, never_layers)
         self.uses = capture.uses
         self.factored = [use for use in self.uses if keep_factors and can_keep_factors(use)]
-        view = View(losses.sum(), self.uses, capture.anchor, {}, capture.copies)
+        view = View(losses.sum(), self.uses, capture.common_leaf, {}, capture.copies)
         self.loss = losses.mean()
         inner_pass(view, parameters, objective.scale)
         _refuse_large_copies(view, parameters, count)
@@ -93,7 +93,7 @@ class OnePass:
                 PenaltyPart(objective.strength), self.mean_gradient, objective.factor, objective.loss_weight,
                 collect=objective.collect,
             )  # fmt: skip
-        with self.copies_watch.watching():
+        with self.copies_watch:
             value = objective.plain_part(self.loss) + objective.strength / 4 * self.norm
             outer_pass(objective, value, self.uses, factored, watch)
         return [use for use in factored if isinstance(use, LinearUse)]
@@ -110,7 +110,7 @@ def _watch_part(objective: Objective, view: View, count: int) -> tuple[PenaltyPa
 
 def _mean_gradient(objective: Objective, view: View, count: int) -> dict[Tensor, Tensor]:
     """(1/K) Σₖ gₖ of each parameter in the norm: rows of all micro-batches give it in one product."""
-    found: dict[Tensor, Tensor] = {}
+    means: dict[Tensor, Tensor] = {}
     by_weight, by_bias = uses_of(view, list(objective.parameters.values()))
     for parameter in objective.parameters.values():
         parts = [
@@ -120,8 +120,8 @@ def _mean_gradient(objective: Objective, view: View, count: int) -> dict[Tensor,
         if id(parameter) in view.gradients:
             parts.append(view.gradients[id(parameter)].detach().sum(0))
         if parts:
-            found[parameter] = sum(parts[1:], parts[0]).to(parameter.dtype) / (count * objective.scale)
-    return found
+            means[parameter] = sum(parts[1:], parts[0]).to(parameter.dtype) / (count * objective.scale)
+    return means
 
 
 def _refuse_mixed_uses(capture: MicroBatchCapture, losses: Tensor, never_layers: set[int]) -> None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from tacit._errors import InputError
 from tacit._tree import real, total
 from tacit.layers.kinds import LinearUse
 from tacit.layers.layer_use import LayerUse
-from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart, RowWatch
 from tacit.layers.squared_norms import bias_squared_norm, weight_squared_norm
-from tacit.penalty.objective import Objective
+from tacit.penalty.objective import Objective, gradients_of
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import without_hooks
 
 
 @dataclass
@@ -29,7 +26,7 @@ class View:
 
     loss: Tensor
     uses: list[LayerUse]
-    anchor: Tensor  # a leaf that every use hangs on: asking for its gradient visits them all
+    common_leaf: Tensor  # the capture's leaf that every use depends on: asking for its gradient visits them all
     gradients: dict[
         int, Tensor
     ]  # id(parameter) → differentiable gradient, for parameters that layer uses alone do not tell
@@ -54,9 +51,9 @@ def inner_pass(view: View, parameters: Sequence[nn.Parameter], scale: float | Te
     known = {id(use.weight) for use in view.uses if not use.weight_by_autograd}
     known |= {id(use.bias) for use in view.uses if not use.bias_by_autograd}
     others = [parameter for parameter in parameters if id(parameter) not in known]
-    with without_hooks(others), modes_on():
-        wanted = [view.copies.get(id(parameter), parameter) for parameter in others]
-        gradients = torch.autograd.grad(scale * view.loss, [view.anchor, *wanted], create_graph=True, allow_unused=True)
+    wanted = [view.common_leaf, *(view.copies.get(id(parameter), parameter) for parameter in others)]
+    loss = view.loss if isinstance(scale, float) and scale == 1 else scale * view.loss
+    gradients = gradients_of(loss, wanted, create_graph=True)
     for parameter, gradient in zip(others, gradients[1:], strict=True):
         if gradient is not None:
             view.gradients[id(parameter)] = gradient

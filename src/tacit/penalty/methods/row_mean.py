@@ -9,7 +9,6 @@ compared, not losses: with a zero-initialised head losses agree to the last bit 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 from tacit._errors import InputError
 from tacit._graph import leaf_uses
 from tacit._precision import CoarsestUnit
-from tacit.penalty.objective import Objective
+from tacit.penalty.objective import Objective, gradients_of
 from tacit.penalty.pieces import Cut, Piece, row_tensors
-from tacit.penalty.surroundings.compiled import uncompiled
-from tacit.penalty.surroundings.state import RandomState, without_hooks
+from tacit.penalty.surroundings.state import RandomState
+from tacit.penalty.surroundings.switches import uncompiled
 from tacit.penalty.workers.shards import is_sharded
 
 _log = logging.getLogger("tacit")
@@ -187,18 +186,16 @@ class _Parts:
 
 def _gradients(objective: Objective, closure: Callable[..., Tensor], piece: Piece) -> Gradients:
     """The plain gradient for every leaf that was there before, times the scaler's scale."""
-    plain = dataclasses.replace(objective, strength=0.0, exact=False)
+    plain = objective.but(strength=0.0, exact=False)
     loss = plain.loss(partial(closure, *piece.batch))
     leaves = list(leaf_uses(loss))
-    with without_hooks(leaves):
-        found = torch.autograd.grad(objective.scale * loss, leaves, allow_unused=True)
-    pairs = zip(leaves, found, strict=True)
+    pairs = zip(leaves, gradients_of(objective.scale * loss, leaves), strict=True)
     return {leaf: gradient.to_dense().detach() for leaf, gradient in pairs if gradient is not None}
 
 
 def _distances(left: Gradients, right: Gradients, leaves: Sequence[Tensor]) -> list[float]:
     """‖left − right‖ of each leaf; a gradient that is missing is 0."""
-    both = [[found[leaf] for found in (left, right) if leaf in found] for leaf in leaves]
+    both = [[side[leaf] for side in (left, right) if leaf in side] for leaf in leaves]
     return [_norm(pair[0] - pair[1] if len(pair) == 2 else pair[0]) for pair in both]
 
 

@@ -15,23 +15,23 @@ from tacit._tree import real, total
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import PenaltyPart, penalty_part
 from tacit.penalty.methods.kinks import Kinks
-from tacit.penalty.objective import Closure, Objective, Outcome
+from tacit.penalty.objective import Closure, Objective, Outcome, gradients_of
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import RandomState, moved, second_pass, without_hooks
+from tacit.penalty.surroundings.state import RandomState, moved, second_pass
 
 
 class Views:
     """First-pass gradients of one or two closures, and gradients at moved parameters on request."""
 
-    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+    def __init__(self, objective: Objective, *, replay_kinks: bool = False) -> None:
         self.objective = objective
-        self.kinks = [Kinks() for _ in objective.closures] if hold_kinks else []
+        self.kinks = [Kinks() for _ in objective.closures] if replay_kinks else []
         self.parameters = list(objective.parameters.values())
         self.starts: list[RandomState] = []
         self.losses: list[Tensor] = []
         for number, closure in enumerate(objective.closures):
             self.starts.append(RandomState.now(objective.model, objective.generators))
-            with self.kinks[number].record() if hold_kinks else nullcontext():
+            with self.kinks[number].record() if replay_kinks else nullcontext():
                 self.losses.append(objective.loss(closure))
         leaves = {id(leaf): leaf for loss in self.losses for leaf in leaf_uses(loss)}
         self.leaves: list[Tensor] = list(leaves.values())
@@ -62,14 +62,14 @@ class Views:
 
     def _gradient(self, loss: Tensor, *, first: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradient for every leaf of the first pass; `first` are those found there, when this is a later one."""
-        with without_hooks(self.leaves), modes_on():
-            found = torch.autograd.grad(self.objective.scale * loss, self.leaves, allow_unused=True)
-        if any(gradient is not None and gradient.is_sparse for gradient in found):
+        scaled = loss if self.objective.scale == 1 else self.objective.scale * loss
+        of_leaves = gradients_of(scaled, self.leaves)
+        if any(gradient is not None and gradient.is_sparse for gradient in of_leaves):
             raise InputError(
                 "a parameter has a sparse gradient; this method needs dense ones. Use sparse=False or method='gram'."
             )
         gradients = []
-        for number, (leaf, gradient) in enumerate(zip(self.leaves, found, strict=True)):
+        for number, (leaf, gradient) in enumerate(zip(self.leaves, of_leaves, strict=True)):
             if gradient is not None:
                 gradients.append(gradient if self.objective.scale == 1 else gradient / self.objective.scale)
             elif first is not None and not isinstance(leaf, nn.Parameter):
@@ -162,9 +162,9 @@ class Views:
     def _gradient_at(self, closure: Closure, number: int, other: int, distance: float) -> list[Tensor]:
         objective = self.objective
         again = second_pass(objective.model, self.starts[number], objective.generators)
-        held = self.kinks[number].hold() if self.kinks else nullcontext()
+        replayed = self.kinks[number].replay() if self.kinks else nullcontext()
         with again, self.moved(self.directions[other], distance):
-            with held:
+            with replayed:
                 loss = objective.loss(closure)
             return self._gradient(loss, first=self.gradients[number])
 

@@ -20,13 +20,12 @@ class BufferVersions:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = modules
-        self.seen = {place: (buffer, _version(buffer)) for place, buffer in _buffers(modules)}
+        some = [module for module in modules if module._buffers]
+        self.seen = {place: (buffer, _version(buffer)) for place, buffer in _buffers(some)} if some else {}
 
     def changed(self) -> list[tuple[Place, Tensor]]:
         """The buffers of modules of which one was written or replaced since: batch norm's kernels count no versions."""
         now = list(_buffers(self.modules))
-        if not now:
-            return []
         modules = {
             place[0]
             for place, buffer in now
@@ -40,7 +39,7 @@ class BufferVersions:
         Others may be written: a block that the first pass did not reach, because no parameter of the norm is below it,
         runs in a later one, and only there.
         """
-        changed = self.changed()
+        changed = self.changed() if [module for module in self.modules if module._buffers] else []
         return _kept(changed) if changed else nullcontext()
 
 

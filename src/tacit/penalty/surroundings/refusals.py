@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from tacit._errors import InputError
-from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
+from tacit._graph import REENTRANT_CHECKPOINT, WRONG_SECOND_DERIVATIVES
 
 NOTHING_REACHED = (
     "the loss depends on none of the penalised parameters; expected a closure that runs the model given to the penalty."
@@ -69,50 +66,45 @@ _MESSAGES = [
 ]  # fmt: skip
 
 
-def refuse_wrong_graphs(loss: Tensor, *, exact: bool) -> None:
+def refuse_suspects(operations: set[str], *, exact: bool) -> None:
     """Re-entrant checkpointing leaves parameters out silently; weight_norm has a wrong second derivative."""
-    for found in map(operation, nodes(loss)):
-        if found == "CheckpointFunction":
-            raise UnsupportedModelError(*_REENTRANT)
-        if exact and found in WRONG_SECOND_DERIVATIVES:
-            raise UnsupportedModelError(
-                f"the model uses {WRONG_SECOND_DERIVATIVES[found]}, whose second derivative is wrong; the exact "
-                "penalty needs it.",
-                "Remove it, or use method='finite_difference'.",
-            )
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turns PyTorch's errors about missing derivatives and used-up graphs into refusals that name the cause."""
-    try:
-        yield
-    except RuntimeError as error:  # NotImplementedError is one
-        refusal = translated(error)
-        if refusal is None:
-            raise
-        raise refusal from error
-
-
-def translated(error: RuntimeError) -> UnsupportedModelError | None:
-    """The refusal in place of PyTorch's error, where its message is known."""
-    for message in _MESSAGES:
-        found = re.search(message.pattern, str(error))
-        if found:
-            return UnsupportedModelError(message.cause.format(*found.groups()), message.remedy)
-    return None
-
-
-def check_closure(closure: Any, caller: str) -> None:
-    if not callable(closure):
-        raise InputError(
-            f"{caller} got a {type(closure).__name__}; expected a function that computes the loss, "
-            "such as lambda: loss_fn(model(inputs), targets)."
+    if REENTRANT_CHECKPOINT in operations:
+        raise UnsupportedModelError(*_REENTRANT)
+    for name in sorted(operations) if exact else ():
+        raise UnsupportedModelError(
+            f"the model uses {WRONG_SECOND_DERIVATIVES[name]}, whose second derivative is wrong; the exact penalty "
+            "needs it.",
+            "Remove it, or use method='finite_difference'.",
         )
 
 
-def check_backward(weight: float, owner: str) -> None:
-    """Before `owner.backward`: the weight, and that gradients are wanted at all."""
+class TranslatedErrors:
+    """Turns PyTorch's errors about missing derivatives and used-up graphs into refusals that name the cause."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, *trace: Any) -> None:
+        if isinstance(error, RuntimeError):  # NotImplementedError is one
+            refuse_known(error)
+
+
+def refuse_known(error: RuntimeError) -> None:
+    """The refusal in place of PyTorch's error, where its message is known."""
+    for message in _MESSAGES:
+        matched = re.search(message.pattern, str(error))
+        if matched:
+            raise UnsupportedModelError(message.cause.format(*matched.groups()), message.remedy) from error
+
+
+def refuse_closure(closure: Any, caller: str) -> NoReturn:
+    raise InputError(
+        f"{caller} got a {type(closure).__name__}; expected a function that computes the loss, "
+        "such as lambda: loss_fn(model(inputs), targets)."
+    )
+
+
+def refuse_backward(weight: float, owner: str) -> None:
+    """Of `owner.backward`: a weight that is not finite, and a call where no gradients are wanted."""
     if not math.isfinite(weight):
         raise InputError(f"weight={weight}; expected a finite number.")
     if not torch.is_grad_enabled():

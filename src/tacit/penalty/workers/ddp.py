@@ -120,7 +120,7 @@ class Step:
         if not self.reduced_inside:
             self._agree("the gradient of the global batch")
         self.reduced_inside = True
-        found: list[Tensor | None] = [None] * len(gradients)
+        means: list[Tensor | None] = [None] * len(gradients)
         for dtype in {gradient.dtype: None for gradient in gradients}:
             places = [place for place, gradient in enumerate(gradients) if gradient.dtype == dtype]
             flat = torch.cat([gradients[place].detach().reshape(-1) for place in places])
@@ -128,17 +128,17 @@ class Step:
                 dist.all_reduce(flat, group=self.workers.group)
             flat /= self._world()
             for place, part in zip(places, flat.split([gradients[place].numel() for place in places]), strict=True):
-                found[place] = part.view(gradients[place].shape)
-        return [part for part in found if part is not None]
+                means[place] = part.view(gradients[place].shape)
+        return [part for part in means if part is not None]
 
     def largest(self, value: float) -> float:
         """The largest of the workers' values."""
         if not (self.replicas or self.surrounding is not None) or self._world() == 1:
             return value
-        found = torch.tensor(value, dtype=torch.float64, device=self.workers.device)
+        reduced = torch.tensor(value, dtype=torch.float64, device=self.workers.device)
         with self._communicating():
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.workers.group)
-        return float(found)
+            dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=self.workers.group)
+        return float(reduced)
 
     def largest_after(self, value: Tensor) -> Tensor | None:
         """The same once the step has succeeded, after `agree`; None while gradients accumulate and no worker waits.
@@ -155,17 +155,17 @@ class Step:
             return values
         if not self.synchronises or self._world() == 1:
             return values if self.synchronises else None
-        found = values.detach().to(self.workers.device, copy=True)
+        reduced = values.detach().to(self.workers.device, copy=True)
         with self._communicating():
-            dist.all_reduce(found, group=self.workers.group)
-        return found / self._world()
+            dist.all_reduce(reduced, group=self.workers.group)
+        return reduced / self._world()
 
     def add(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Keep gradients for `hand_over`: those of parameters that a DDP reduces with it, all others together."""
         for leaf, gradient in zip(leaves, gradients, strict=True):
             for replica in self.replicas:
                 if leaf in replica.parameters:
-                    replica.found.add([leaf], [gradient])
+                    replica.gradients.add([leaf], [gradient])
                     break
             else:
                 self.others.add([leaf], [gradient])

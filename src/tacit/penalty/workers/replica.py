@@ -20,14 +20,14 @@ class Replica:
     def __init__(self, ddp: DistributedDataParallel, count: Callable[[int], None]) -> None:
         self.ddp, self.count = ddp, count
         self.synchronises: bool = ddp.require_backward_grad_sync
-        self.found = GradientSum()
+        self.gradients = GradientSum()
         self.parameters: set[Tensor] = set(ddp.module.parameters()) if self.synchronises else set()
         self.own_forward = ddp.__dict__.get("forward")
         ddp.forward = self._bare_forward  # type: ignore[method-assign]
 
     @property
     def will_hand_over(self) -> bool:
-        return bool(self.found.by_leaf)
+        return bool(self.gradients.by_leaf)
 
     def _bare_forward(self, *inputs: Any, **arguments: Any) -> Any:
         size = next(lengths((inputs, arguments)), None)
@@ -43,7 +43,7 @@ class Replica:
             return
         ignored = self.ddp.parameters_to_ignore
         for name, parameter in self.ddp.module.named_parameters():
-            if parameter.requires_grad and name not in ignored and parameter not in self.found.by_leaf:
+            if parameter.requires_grad and name not in ignored and parameter not in self.gradients.by_leaf:
                 raise InputError(
                     f"parameter {name!r} got no gradient, and DistributedDataParallel waits for every parameter; "
                     "wrap the model with find_unused_parameters=True."
@@ -60,7 +60,7 @@ class Replica:
         module = self.ddp.module
         # No forward pass of the step broadcast buffers; this one does, so that the next step starts from rank 0's.
         self.ddp.require_forward_param_sync = True
-        self.ddp._modules["module"] = _StandIn(module, self.found.divided(scale), like)
+        self.ddp._modules["module"] = _StandIn(module, self.gradients.divided(scale), like)
         try:
             with torch.enable_grad():
                 return DistributedDataParallel.forward(self.ddp)

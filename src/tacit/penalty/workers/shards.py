@@ -8,7 +8,7 @@ twice, which FSDP2 does not support.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from tacit.penalty.methods.kinks import Kinks
 from tacit.penalty.methods.two_pass import Views
 from tacit.penalty.objective import Objective, Outcome
 from tacit.penalty.surroundings.refusals import NOTHING_REACHED
-from tacit.penalty.surroundings.state import RandomState, without_hooks
+from tacit.penalty.surroundings.state import RandomState
 from tacit.penalty.workers.wrappers import in_a_group
 
 
@@ -42,7 +42,7 @@ def plain_step(objective: Objective) -> Outcome:
 class ShardedViews(Views):
     """`Views` whose tensors are this worker's shards."""
 
-    def __init__(self, objective: Objective, *, hold_kinks: bool = False) -> None:
+    def __init__(self, objective: Objective, *, replay_kinks: bool = False) -> None:
         self.objective = objective
         if len(objective.closures) > 1:
             raise InputError("second_view on a model that went through fully_shard; expected one view.")
@@ -55,7 +55,7 @@ class ShardedViews(Views):
                 "workers in its backward pass; use norm_of='global_batch'."
             )
         self.starts = [RandomState.now(objective.model, objective.generators)]
-        self.kinks = [Kinks()] if hold_kinks else []
+        self.kinks = [Kinks()] if replay_kinks else []
         with self.kinks[0].record() if self.kinks else _nothing():
             self.losses = [objective.loss(objective.closures[0])]
         self.gradients = [self._gradient(self.losses[0])]
@@ -70,20 +70,20 @@ class ShardedViews(Views):
         try:
             for leaf in self.leaves:
                 leaf.grad = None
-            with without_hooks(self.leaves):
+            with _without_hooks(self.leaves):
                 (self.objective.scale * loss).backward()
-            found = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
+            gradients = [None if leaf.grad is None else _local(leaf.grad) for leaf in self.leaves]
         finally:
             for leaf, gradient in zip(self.leaves, before, strict=True):
                 leaf.grad = gradient
-        if all(gradient is None for gradient in found):
+        if all(gradient is None for gradient in gradients):
             raise InputError(
                 f"{NOTHING_REACHED} A model that went through fully_shard must synchronise gradients: "
                 "leave set_requires_gradient_sync at True."
             )
         scaled = [
             torch.zeros_like(_local(leaf.detach())) if gradient is None else gradient / self.objective.scale
-            for leaf, gradient in zip(self.leaves, found, strict=True)
+            for leaf, gradient in zip(self.leaves, gradients, strict=True)
         ]
         return scaled
 
@@ -111,6 +111,19 @@ class ShardedViews(Views):
     def deliver(self, results: list[Tensor]) -> None:
         whole = [_sharded_like(leaf, result) for leaf, result in zip(self.leaves, results, strict=True)]
         (self.objective.deliver or torch.autograd.backward)(self.leaves, whole)
+
+
+@contextmanager
+def _without_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, gradient hooks on these tensors are silent: a user's hook is about the final gradient."""
+    hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    try:
+        for tensor, _ in hooked:
+            tensor._backward_hooks = None
+        yield
+    finally:
+        for tensor, hooks in hooked:
+            tensor._backward_hooks = hooks
 
 
 @contextmanager

@@ -1,13 +1,31 @@
-"""What is known about each dataset before a file is read: shape, classes, sizes, standardisation."""
+"""What is known about a dataset before a file is read, where it can be had, and the arrays that it gives."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
+
+ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs and int64 class numbers. Signals are float32 rows, standardised; images uint8 (N, C, H, W), as stored."""
+
+    train_inputs: np.ndarray
+    train_targets: np.ndarray
+    test_inputs: np.ndarray
+    test_targets: np.ndarray
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in ARRAYS}
 
 
 @dataclass(frozen=True)
@@ -30,47 +48,28 @@ class Facts:
     def features(self) -> int:
         """Numbers per example.
 
-        >>> DATASETS["cifar10"].features
+        >>> Facts((3, 32, 32), 10, 50_000, 10_000).features
         3072
         """
         return math.prod(self.shape)
 
 
-DATASETS = {
-    "mnist1d": Facts((40,), 10, 4000, 1000),  # the published split
-    "mnist1d_16k": Facts((40,), 10, 4000, 16_000),  # the same training signals, test signals of another seed
-    "fashion_mnist": Facts((1, 28, 28), 10, 60_000, 10_000, "per_image"),
-    "cifar10": Facts(
-        (3, 32, 32),
-        10,
-        50_000,
-        10_000,
-        "per_channel",
-        mean=(0.49139968, 0.48215841, 0.44653091),
-        deviation=(0.24703223, 0.24348513, 0.26158784),
-    ),
-}
-
-
-def facts_of(dataset: str, data: Data) -> Facts:
-    """The table's facts, or for a dataset of the user's own those of its arrays, which are used as they are."""
-    if dataset in DATASETS:
-        return DATASETS[dataset]
-    classes = 1 + int(max(data.train_targets.max(), data.test_targets.max()))
-    return Facts(data.train_inputs.shape[1:], classes, len(data.train_inputs), len(data.test_inputs))
-
-
-PUBLISHED = ("fashion_mnist", "cifar10")  # read from files; the others are made
-
-
 @dataclass(frozen=True)
-class Data:
-    """Inputs and int64 class numbers. Signals are float32 rows, standardised; images uint8 (N, C, H, W), as stored."""
+class Dataset:
+    """A dataset that comes with tacit: published, or made on this machine when it has no `urls`.
 
-    train_inputs: np.ndarray
-    train_targets: np.ndarray
-    test_inputs: np.ndarray
-    test_targets: np.ndarray
+    `decode` gets the paths of one layout and may raise whatever reading raises: a copy is right when its decoded arrays
+    have the published SHA-256, however its files are packed.
+    """
 
-
-ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    name: str
+    facts: Facts
+    decode: Callable[[Sequence[Path]], Data]
+    arrays_sha256: str = ""  # of `Data.arrays`; none for a made one, whose last bits depend on `made_by`
+    made_by: tuple[str, ...] = ()  # packages: each combination of their versions has a cache file of its own
+    urls: tuple[str, ...] = ()  # folders with the files of the first layout: the authors', then mirrors
+    size: int = 0  # bytes to fetch
+    folders: tuple[str, ...] = ()  # below a folder of datasets; the first one is ours
+    layouts: tuple[tuple[str, ...], ...] = ()  # files in one of those folders that together are the dataset
+    homepage: str = ""
+    terms: str = ""

@@ -1,44 +1,55 @@
-"""Fashion-MNIST from the four IDX files that its authors publish, packed by anybody: the contents are checked."""
+"""Fashion-MNIST from the four IDX files that its authors publish, packed or not."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tacit.studies.data.facts import Data
-from tacit.studies.data.streams import Content, UnreadableError
+from tacit.studies.data.facts import Data, Dataset, Facts
 
 if TYPE_CHECKING:
     import numpy as np
 
-# SHA-256 of the unpacked files: gzip headers differ between the authors' copy and Debian's, their contents don't.
-CONTENTS = (
-    Content("train-images-idx3-ubyte", 47_040_016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
-    Content("train-labels-idx1-ubyte", 60_008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
-    Content("t10k-images-idx3-ubyte", 7_840_016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
-    Content("t10k-labels-idx1-ubyte", 10_008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
-)
-UNSIGNED_BYTES = 8  # IDX's number for the type of an entry
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+MOST = 1 << 26  # bytes of a file, unpacked; the largest has 47 million
 
 
-def parse_idx(raw: bytes) -> np.ndarray:
+def read_idx(path: Path) -> np.ndarray:
     """An IDX file of unsigned bytes: two zero bytes, the type, the number of axes, their lengths, the entries."""
     import numpy as np
 
-    axes = raw[3] if len(raw) >= 4 else 0
-    begin = 4 + 4 * axes
-    if raw[:3] != bytes([0, 0, UNSIGNED_BYTES]) or not 1 <= axes <= 3 or len(raw) < begin:
-        raise UnreadableError("is not an IDX file of unsigned bytes")
-    lengths = [int.from_bytes(raw[at : at + 4], "big") for at in range(4, begin, 4)]
-    entries = 1
-    for length in lengths:
-        entries *= length
-    if len(raw) - begin != entries:
-        raise UnreadableError(f"has {len(raw) - begin:,} entries; its header promises {entries:,}")
-    return np.frombuffer(raw, dtype=np.uint8, offset=begin).reshape(lengths).copy()  # writable, as torch wants it
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
+            raw = stream.read(MOST)
+        begin = 4 + 4 * raw[3]
+        lengths = np.frombuffer(raw[4:begin], dtype=">u4")
+        return np.frombuffer(raw[begin:], dtype=np.uint8).reshape(lengths).copy()  # writable, as torch wants it
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise ValueError(f"{path.name} is not a whole IDX file: {error}") from None
 
 
-def decode(raw: Sequence[bytes]) -> Data:
-    """The four files' bytes, in the order of CONTENTS, as images (N, 1, 28, 28) in uint8 and their class numbers."""
-    train, train_labels, test, test_labels = (parse_idx(each) for each in raw)
+def decode(paths: Sequence[Path]) -> Data:
+    """Images (N, 1, 28, 28) in uint8 and their class numbers, from the files in the order of FILES."""
+    train, train_labels, test, test_labels = (read_idx(path) for path in paths)
     return Data(train[:, None], train_labels.astype("int64"), test[:, None], test_labels.astype("int64"))
+
+
+FASHION_MNIST = Dataset(
+    "fashion_mnist",
+    Facts((1, 28, 28), 10, 60_000, 10_000, "per_image"),
+    decode,
+    arrays_sha256="fda0f63dc0ebe536d3b3e8f47554f2b3859e48b4adc19763c2aad8cf095149c4",
+    urls=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # linked from the authors' page
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",  # the authors' repository
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",  # the copy that Keras fetches
+    ),
+    size=30_878_645,
+    folders=("fashion-mnist", "FashionMNIST/raw", ""),  # ours and Debian's, torchvision's
+    layouts=(tuple(f"{name}.gz" for name in FILES), FILES),
+    homepage="https://github.com/zalandoresearch/fashion-mnist",
+    terms="MIT licence, © 2017 Zalando SE; Xiao, Rasul, Vollgraf, arXiv:1708.07747",
+)

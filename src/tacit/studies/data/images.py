@@ -6,7 +6,7 @@ images. Pixels are stored with the channels last, which is also how convolutions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +31,9 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, examples: Tensor, change: object = None) -> Tensor:
-        """Standardised images (rows, C, H, W) of these numbers, cropped and flipped if `change` says so."""
-        pixels = self.pixels.index_select(0, examples)
-        if isinstance(change, Crops):
-            pixels = crop_and_flip(pixels, change)
+    def take(self, examples: Tensor, change: Callable[[Tensor], Tensor] = lambda pixels: pixels) -> Tensor:
+        """Standardised images (rows, C, H, W) of these numbers, their pixels changed before."""
+        pixels = change(self.pixels.index_select(0, examples))
         scale, offset = self.scale, self.offset
         if len(scale) == len(self.pixels) > 1:
             scale, offset = scale.index_select(0, examples), offset.index_select(0, examples)
@@ -46,16 +44,6 @@ class Images:
         own = len(self.scale) == len(self.pixels)
         scale, offset = (self.scale[start:stop], self.offset[start:stop]) if own else (self.scale, self.offset)
         return _standardised(self.pixels[start:stop], scale, offset)
-
-
-@dataclass(frozen=True)
-class Crops:
-    """Where each image of a minibatch is cut out of its padded self, and whether it is mirrored."""
-
-    top: Tensor
-    left: Tensor
-    flipped: Tensor
-    padding: int
 
 
 def prepare(
@@ -86,10 +74,23 @@ def padding(size: int | None, published: int) -> int:
     return PADDING if size is None else max(1, PADDING * size // published)
 
 
-def draw_crops(rows: int, seeds: Sequence[int], *, padding: int, position: int) -> Crops:
-    """`rows` crops for every seed, one after the other: a pure function of (seed, position).
+def crops_and_flips(
+    images: Images, seeds: Sequence[int], *, batch_size: int, padding: int
+) -> Callable[[Tensor, int], Tensor]:
+    """(examples, position) → images that are cropped and mirrored at random."""
 
-    Offsets are uniform over all 2p + 1 places in both directions, mirroring is a fair coin.
+    def take(examples: Tensor, position: int) -> Tensor:
+        crops = draw_crops(batch_size, seeds, padding=padding, position=position)
+        return images.take(examples, lambda pixels: crop_and_flip(pixels, *crops, padding=padding))
+
+    return take
+
+
+def draw_crops(rows: int, seeds: Sequence[int], *, padding: int, position: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each of `rows` images is cut out of its padded self, and whether it is mirrored: top, left, flipped.
+
+    For every seed, one after the other: a pure function of (seed, position). Offsets are uniform over all 2p + 1 places
+    in both directions, mirroring is a fair coin.
     """
     drawn = []
     for seed in seeds:
@@ -97,20 +98,19 @@ def draw_crops(rows: int, seeds: Sequence[int], *, padding: int, position: int) 
         places = torch.randint(2 * padding + 1, (2, rows), generator=draws)
         drawn.append(torch.cat([places, torch.randint(2, (1, rows), generator=draws)]))
     top, left, flipped = torch.cat(drawn, dim=1)
-    return Crops(top, left, flipped.bool(), padding)
+    return top, left, flipped.bool()
 
 
-def crop_and_flip(pixels: Tensor, crops: Crops) -> Tensor:
+def crop_and_flip(pixels: Tensor, top: Tensor, left: Tensor, flipped: Tensor, *, padding: int) -> Tensor:
     """Pixels (rows, H, W, C), padded with black, cut at (top, left), and mirrored left to right where asked."""
     rows, height, width, _ = pixels.shape
-    pad = crops.padding
-    padded = F.pad(pixels, (0, 0, pad, pad, pad, pad))
+    padded = F.pad(pixels, (0, 0, padding, padding, padding, padding))
     across = torch.arange(width).expand(rows, -1)
-    across = torch.where(crops.flipped[:, None], width - 1 - across, across) + crops.left[:, None]
-    down = torch.arange(height) + crops.top[:, None]
+    across = torch.where(flipped[:, None], width - 1 - across, across) + left[:, None]
+    down = torch.arange(height) + top[:, None]
     # One index per pixel into all pixels of the minibatch: the fastest of the ways that were tried.
-    wide = width + 2 * pad
-    start = torch.arange(rows) * (height + 2 * pad) * wide
+    wide = width + 2 * padding
+    start = torch.arange(rows) * (height + 2 * padding) * wide
     flat = (start[:, None, None] + down[:, :, None] * wide + across[:, None, :]).reshape(-1)
     picked = padded.reshape(-1, pixels.shape[3]).index_select(0, flat.to(pixels.device))
     return picked.view(pixels.shape)

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacit._errors import InputError, TacitError
+from tacit._errors import InputError
 from tacit._own_code import call, is_own
-from tacit.studies.data import download, files, mnist1d
-from tacit.studies.data.cache import cache_folder, read_arrays, write_arrays
-from tacit.studies.data.facts import ARRAYS, DATASETS, PUBLISHED, Data
-from tacit.studies.data.files import Copy
-
-# SHA-256 of the decoded arrays (`arrays_sha256`): a cached copy is known to be right without the published files.
-DECODED = {
-    "fashion_mnist": "fda0f63dc0ebe536d3b3e8f47554f2b3859e48b4adc19763c2aad8cf095149c4",
-    "cifar10": "ff821c75bcf52214a9d04a3f966b43d155f53e09cbaa395bfb4ae57bb866e137",
-}
+from tacit.studies.data.cache import read_cached, write_cached
+from tacit.studies.data.datasets import DATASETS
+from tacit.studies.data.facts import ARRAYS, Data
+from tacit.studies.data.files import read_or_fetch
 
 
 def load(name: str) -> Data:
     """The arrays of one dataset: from the cache, or made or read now and put there.
 
-    Images come from the first copy of their files that is found (`files.roots`), with every byte checked against
-    the published SHA-256. The cache is used only while that copy's files keep their size and time, so a file that
-    changes is read, and refused if damaged, before anything is trained on.
+    Published arrays have the published SHA-256, wherever they come from.
     """
     if is_own(name):
         return load_own(name)
     if name not in DATASETS:
         raise InputError(f"dataset={name!r} is unknown; use one of {', '.join(DATASETS)}.")
-    if name in PUBLISHED:
-        return _load_published(name)
-    cached = cache_folder() / f"{name}-{mnist1d.recipe()}.safetensors"
-    data = read_arrays(cached)
+    dataset = DATASETS[name]
+    data = read_cached(dataset)
     if data is None:
-        data = mnist1d.MAKERS[name]()
-        write_arrays(cached, data)
+        data = read_or_fetch(dataset)[0] if dataset.urls else dataset.decode(())
+        write_cached(dataset, data)
     return data
 
 
@@ -69,35 +59,3 @@ def _check_own(what: str, inputs: np.ndarray, targets: np.ndarray) -> None:
         raise InputError(
             f"{what} targets are {targets.dtype} of shape {targets.shape}; expected {len(inputs)} class numbers from 0."
         )
-
-
-def _load_published(name: str) -> Data:
-    cached = cache_folder() / f"{name}.safetensors"
-    copy = files.locate(name)
-    if copy is None:
-        data = read_arrays(cached, sha256=DECODED[name])
-        if data is not None:
-            return data
-        copy = _fetched(name)
-    source = copy.fingerprint()
-    data = read_arrays(cached, source=source, sha256=DECODED[name])
-    if data is None:
-        data = files.read(copy)
-        write_arrays(cached, data, source=source)
-    return data
-
-
-def _fetched(name: str) -> Copy:
-    """First use: fetch the files, or say what to do."""
-    found = files.incomplete(name)
-    try:
-        download.fetch(name)
-    except TacitError as error:
-        where = f" ({found})" if found else ""
-        raise type(error)(
-            f"dataset {name} is not here{where}: run `tacit data get {name}`, or set TACIT_DATA to a folder with it. "
-            f"Now {str(error).rstrip('.')}."
-        ) from None
-    copy = files.locate(name)
-    assert copy is not None
-    return copy

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from importlib.metadata import version
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tacit.studies.data.facts import Data
+from tacit.studies.data.facts import Data, Dataset, Facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,14 +19,14 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     return ((train - mean) / deviation).astype("float32"), ((test - mean) / deviation).astype("float32")
 
 
-def make_mnist1d() -> Data:
+def make_mnist1d(_: Sequence[Path] = ()) -> Data:
     """The published split: 4,000 training and 1,000 test signals of 40 samples, made with the generator's own seed."""
     made = _generate()
     train, test = standardise(made["x"], made["x_test"])
     return Data(train, made["y"].astype("int64"), test, made["y_test"].astype("int64"))
 
 
-def make_mnist1d_16k() -> Data:
+def make_mnist1d_16k(_: Sequence[Path] = ()) -> Data:
     """The published training signals, and 16,000 test signals of the same templates and another seed.
 
     1,000 test signals at 50 % accuracy have a binomial deviation of 1.6 points, as large as what a study looks for;
@@ -52,9 +53,5 @@ def _generate(**changed: float) -> dict[str, np.ndarray]:
         random.setstate(python_state)
 
 
-MAKERS = {"mnist1d": make_mnist1d, "mnist1d_16k": make_mnist1d_16k}
-
-
-def recipe() -> str:
-    """The generator's output may change with these two: each combination has a cache file of its own."""
-    return f"{version('mnist1d')}-numpy{version('numpy')}"
+MNIST1D = Dataset("mnist1d", Facts((40,), 10, 4000, 1000), make_mnist1d, made_by=("mnist1d", "numpy"))
+MNIST1D_16K = Dataset("mnist1d_16k", Facts((40,), 10, 4000, 16_000), make_mnist1d_16k, made_by=("mnist1d", "numpy"))

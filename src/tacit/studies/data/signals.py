@@ -1,54 +1,61 @@
-"""Signals on the device: rows of numbers, shifted or given noise minibatch by minibatch.
-
-A shift is the crop of a signal: the samples move in a circle, by −s … s places. All shifted copies are kept, so that a
-shifted minibatch is one gather like any other.
-"""
+"""Signals on the device: rows of numbers, shifted minibatch by minibatch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Shifts:
-    """For each row of a minibatch, which of the shifts −s … s it gets: 0 is −s, 2s is s."""
-
-    number: Tensor
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What is added to each row of a minibatch."""
-
-    values: Tensor
+from tacit._random import generator
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Rows (N, samples), and with `most_shift` = s all their shifts ((2s + 1)·N, samples), −s first."""
+    """Rows (N, samples)."""
 
     values: Tensor
-    shifted: Tensor | None = None
-
-    @classmethod
-    def prepare(cls, values: Tensor, *, most_shift: int = 0) -> Signals:
-        if not most_shift:
-            return cls(values)
-        return cls(values, torch.cat([values.roll(by, dims=1) for by in range(-most_shift, most_shift + 1)]))
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, examples: Tensor, change: object = None) -> Tensor:
-        """The rows of these numbers, shifted or with noise if `change` says so."""
-        if isinstance(change, Shifts):
-            assert self.shifted is not None
-            return self.shifted.index_select(0, examples + len(self.values) * change.number)
-        rows = self.values.index_select(0, examples)
-        return rows + change.values if isinstance(change, Noise) else rows
+    def take(self, examples: Tensor) -> Tensor:
+        return self.values.index_select(0, examples)
 
     def between(self, start: int, stop: int) -> Tensor:
         return self.values[start:stop]
+
+
+def shifts(
+    signals: Signals, seeds: Sequence[int], *, batch_size: int, batches: int, most: int
+) -> Callable[[Tensor, int], Tensor]:
+    """(examples, position) → rows that are moved in a circle by −most … most samples, each as likely as the others.
+
+    All shifted copies are kept, so that a shifted minibatch is one gather like any other.
+    """
+    values = signals.values
+    shifted = torch.cat([values.roll(by, dims=1) for by in range(-most, most + 1)])
+
+    def draw(draws: torch.Generator) -> Tensor:
+        return torch.randint(2 * most + 1, (batches, batch_size), generator=draws).to(values.device)
+
+    drawn = draws_by_position(seeds, batches, draw)
+    return lambda examples, position: shifted.index_select(0, examples + len(values) * drawn(position))
+
+
+def draws_by_position(
+    seeds: Sequence[int], batches: int, draw: Callable[[torch.Generator], Tensor]
+) -> Callable[[int], Tensor]:
+    """position → the draws of all runs for its minibatch, (runs · B, …): one generator per run and epoch."""
+    epoch, drawn = -1, torch.empty(0)
+
+    def at(position: int) -> Tensor:
+        nonlocal epoch, drawn
+        if epoch != position // batches:
+            epoch = position // batches
+            each = [draw(generator(seed, "augment", epoch)) for seed in seeds]  # (m, B, …)
+            drawn = torch.stack(each, dim=1).flatten(1, 2)
+        return drawn[position % batches]
+
+    return at

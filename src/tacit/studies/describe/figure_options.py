@@ -45,8 +45,8 @@ def _place(value: Any) -> str | None:
     return None if right else 'a figure of your own as "module:name"'
 
 
-# Every option that a figure may take. Each figure names those that it takes (`tacit.report.figures`),
-# and checked by `tacit.report.registry.check_options` before anything is trained.
+# Every option that a figure may take. Each figure names those that it takes (`tacit.report.figures`): the report
+# refuses the others, whose rows are as good.
 OPTIONS: dict[str, Problem] = {
     "x": _one_of(AXES),
     "y": _one_of(SCORES),

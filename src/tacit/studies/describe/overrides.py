@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tacit._errors import InputError
-from tacit._parsing import parse_toml
 from tacit.studies.describe.error_messages import shorten
 from tacit.studies.describe.grid import Table, as_range, grid_tables, run_key
 from tacit.studies.describe.spec import RUN_KEYS, number
@@ -79,7 +78,7 @@ def _value(text: str) -> Any:
     """The value as TOML would read it; a bare word is a string."""
     text = text.strip()
     try:
-        return parse_toml(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return number(text)
     except ValueError as error:

@@ -25,7 +25,7 @@ from pydantic import (
 from tacit._errors import InputError
 from tacit._own_code import is_own
 from tacit.schedules import SCHEDULES
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.error_messages import error_message, shorten
 
 POWER_OF_TWO = re.compile(r"\s*2\^(-?\d+(?:\.\d+)?)\s*")
@@ -75,7 +75,7 @@ LATER: dict[str, Any] = {
     "sam_radius": 0.0,
     "sam_rows": None,
 }
-AMOUNTS = {"shift": 2, "noise": 0.3}  # of an augmentation when the study does not say: samples, standard deviation
+SHIFT = 2  # samples either way, when the study does not say
 
 
 MODELS = ("mlp", "wide_resnet", "conv1d")
@@ -107,8 +107,7 @@ class RunSpec(BaseModel):
       is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
     - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
       and a random horizontal flip; `shift` moves each training signal in a circle by up to `augmentation_amount`
-      samples either way (2 without it), `noise` adds Gaussian noise of that standard deviation (0.3). All are drawn
-      anew for each minibatch.
+      samples either way (2 without it). Both are drawn anew for each minibatch.
     - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
     - `test_size`: accuracy on the first images of the test set; without it on all.
     - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
@@ -133,7 +132,7 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dataset: Annotated[str, _named("dataset", DATASETS)] = "mnist1d"
+    dataset: Annotated[str, _named("dataset", FACTS)] = "mnist1d"
     train_size: Count = 4000
     model: Annotated[str, _named("model", MODELS)] = "mlp"
     width: Annotated[int, Field(ge=1, le=65536)] = 64
@@ -146,7 +145,7 @@ class RunSpec(BaseModel):
     order: Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"] = "shuffled"
     schedule: Annotated[str, _named("schedule", SCHEDULES)] = "constant"
     weight_decay: NotNegative = 0.0
-    augmentation: Literal["none", "crop_flip", "shift", "noise"] = "none"
+    augmentation: Literal["none", "crop_flip", "shift"] = "none"
     epochs: Count | None = None
     updates: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -188,11 +187,11 @@ class RunSpec(BaseModel):
         """A default (whole test set, published size, usual amount) has one spelling, so that a run has one hash."""
         if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
             return given
-        facts = DATASETS.get(given.get("dataset", "mnist1d"))
+        facts = FACTS.get(given.get("dataset", "mnist1d"))
         whole: dict[str, Any] = {
             "test_size": facts.test_size if facts else None,
             "image_size": facts.shape[-1] if facts and len(facts.shape) == 3 else None,
-            "augmentation_amount": AMOUNTS.get(str(given.get("augmentation"))),
+            "augmentation_amount": SHIFT if given.get("augmentation") == "shift" else None,
             "momentum": MOMENTUM if given.get("optimizer") in ("momentum", "nesterov") else None,
             "model_arguments": {},
             "sam_rows": given.get("batch_size", cls.model_fields["batch_size"].default),
@@ -210,7 +209,7 @@ class RunSpec(BaseModel):
 
     @model_validator(mode="after")
     def _combination(self) -> RunSpec:
-        facts = DATASETS.get(self.dataset)  # an own dataset is checked when it is loaded
+        facts = FACTS.get(self.dataset)  # an own dataset is checked when it is loaded
         if facts is not None and self.train_size > facts.train_size:
             raise ValueError(
                 f"train_size is {self.train_size}; {self.dataset} has {facts.train_size} training examples"
@@ -280,12 +279,12 @@ class RunSpec(BaseModel):
         """The keys that need images, and those that a Wide-ResNet needs."""
         if is_own(self.dataset):
             unfit = [key for key, off in (("image_size", None), ("augmentation", "none")) if getattr(self, key) != off]
-            if unfit and self.augmentation not in AMOUNTS:
+            if unfit and self.augmentation != "shift":
                 raise ValueError(f"{unfit[0]} is {getattr(self, unfit[0])}; it is not for a dataset of your own")
             return
-        shape = DATASETS[self.dataset].shape
+        shape = FACTS[self.dataset].shape
         images = len(shape) == 3
-        pictures = [name for name, facts in DATASETS.items() if len(facts.shape) == 3]
+        pictures = [name for name, facts in FACTS.items() if len(facts.shape) == 3]
         if self.model == "wide_resnet":
             if not images:
                 raise ValueError(
@@ -321,20 +320,22 @@ class RunSpec(BaseModel):
                 )
 
     def _check_augmentation(self, pictures: list[str]) -> None:
-        shape, kind, amount = DATASETS[self.dataset].shape, self.augmentation, self.augmentation_amount
+        shape, kind, amount = FACTS[self.dataset].shape, self.augmentation, self.augmentation_amount
         if kind == "crop_flip" and len(shape) != 3:
             raise ValueError(
                 f"augmentation is crop_flip and dataset is {self.dataset}, which has no images; "
-                f"use shift, noise or none, or dataset {' or '.join(pictures)}"
+                f"use shift or none, or dataset {' or '.join(pictures)}"
             )
-        if kind in AMOUNTS and len(shape) != 1:
+        if kind == "shift" and len(shape) != 1:
             raise ValueError(
                 f"augmentation is {kind} and dataset is {self.dataset}, whose examples are images; "
                 "use crop_flip or none, or dataset mnist1d or mnist1d_16k"
             )
-        if amount is not None and kind not in AMOUNTS:
-            raise ValueError(f"augmentation_amount is {amount} and augmentation is {kind}; it is for shift and noise")
-        if amount is not None and kind == "shift" and not (amount == int(amount) and amount <= (shape[0] - 1) // 2):
+        if amount is None:
+            return
+        if kind != "shift":
+            raise ValueError(f"augmentation_amount is {amount} and augmentation is {kind}; it is for shift")
+        if not (amount == int(amount) and amount <= (shape[0] - 1) // 2):
             raise ValueError(
                 f"augmentation_amount is {amount}; a shift needs a whole number of samples, at most "
                 f"{(shape[0] - 1) // 2}"

@@ -22,7 +22,7 @@ from pydantic import (
 
 from tacit._errors import InputError
 from tacit._own_code import source_hashes
-from tacit._parsing import MEGABYTE, parse_toml, read_bounded
+from tacit._parsing import MEGABYTE, read_bounded
 from tacit.studies.describe.error_messages import error_message, shorten
 from tacit.studies.describe.figure_options import check_figures
 from tacit.studies.describe.grid import Table, expand
@@ -161,7 +161,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     text = ""
     try:
         text = read_bounded(path, most=MOST_BYTES).decode("utf-8")
-        return parse_toml(text)
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(
             f"there is no study file {path}; expected a TOML file, or a name of `tacit studies list`."

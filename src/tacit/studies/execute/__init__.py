@@ -1,1 +1,1 @@
-"""Where fleets run: processes of this machine, workers of a Ray cluster, SLURM jobs."""
+"""Where fleets run: in processes of this machine, or in workers of a Ray cluster."""

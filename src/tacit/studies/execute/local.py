@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from tacit.studies.execute.attempts import ATTEMPTS
-from tacit.studies.execute.machine import ONE_THREAD, known_device, trains_on
-from tacit.studies.execute.pool import Event, Lost, Worker, WorkerPool
-from tacit.studies.execute.wire import Message, receive, send
+from tacit.studies.execute.executor import ATTEMPTS, Event, Executor, Lost, Worker
+from tacit.studies.execute.machine import ONE_THREAD, known_device
+from tacit.studies.execute.messages import Message, receive, send
 
 
 @dataclass(eq=False)
@@ -32,23 +31,12 @@ class _Process(Worker):
         self.process.wait()
 
 
-class LocalExecutor(WorkerPool):
+class LocalExecutor(Executor):
     """`workers` processes on this machine, on the `device` that Training picks or that is named here."""
 
     def __init__(self, workers: int = 2, *, device: str | None = None, attempts: int = ATTEMPTS) -> None:
         super().__init__(workers, attempts=attempts)
         self.device = known_device(device)
-
-    @property
-    def local_cores(self) -> bool:
-        """Whether fleets train on cores, so that their rates are rates of cores."""
-        return trains_on(self.device) == "cpu"
-
-    def __enter__(self) -> LocalExecutor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _start(self) -> Worker:
         return _start(self.device)

@@ -71,3 +71,37 @@ def uninterrupted() -> Iterator[None]:
         restore()
     for waited in waiting:
         signal.raise_signal(waited)
+
+
+@contextlib.contextmanager
+def sigterm_handler_kept() -> Iterator[None]:
+    """`ray.init` puts its own handler of SIGTERM in place of the study's, which asks workers for last checkpoints.
+
+    Until it is put back, SIGTERM is Ray's `sys.exit(SIGTERM)`: turned into the study's own end here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def signals_ignored() -> Iterator[None]:
+    """Inside, Ctrl-C and SIGTERM are ignored; afterwards they are handled as before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from tacit._errors import TacitError
+from tacit._errors import InputError, TacitError
 from tacit._provenance import provenance
-from tacit.studies.execute.wire import Message, Pipe, receive, send
+from tacit.studies.execute.messages import Message, Pipe, receive, send
 
 if TYPE_CHECKING:
     from tacit.studies.data.facts import Data
@@ -85,26 +85,6 @@ def made_by(training: Training) -> dict[str, Any]:
     return {**provenance(), "device": describe(training.device)}
 
 
-def calibrate(runs: list[dict[str, object]], load: Load) -> float:
-    """Millions of operations per second on a small part of these runs: half a second of training."""
-    from tacit.studies.describe.spec import make_run
-    from tacit.studies.train.packing import Fleet
-    from tacit.studies.train.training import Training
-
-    fleet = Fleet(tuple(make_run(run) for run in runs))
-    training = Training(fleet, load(fleet.runs[0].dataset))
-    started, position = time.monotonic(), 0
-    training.advance(until=5)
-    if not training.finished:  # the first calls are slow and do not count, unless there are no others
-        started, position = time.monotonic(), training.position
-    while not training.finished:
-        training.advance(until=training.position + 5)
-        if time.monotonic() - started >= 0.5:
-            break
-    seconds = max(time.monotonic() - started, 1e-3)
-    return fleet.cost * (training.position - position) / fleet.runs[0].minibatches / seconds
-
-
 def end_with(parent: int) -> None:
     """End this process when its parent is gone, even in the middle of a long call."""
     while os.getppid() == parent:
@@ -121,15 +101,13 @@ def serve(pipe: Pipe, load: Load) -> None:
         try:
             if message.kind == "train":
                 train(pipe, message, load)
-            elif message.kind == "calibrate":
-                send(pipe, Message("rate", {"rate": calibrate(message.facts["runs"], load)}))
             else:
                 raise StopRequest
         except StopRequest:
             send(pipe, Message("stopped"))
             return
         except TacitError as error:
-            send(pipe, Message("failed", {"text": str(error), "input": True}))
+            send(pipe, Message("failed", {"text": str(error), "input": isinstance(error, InputError)}))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except Exception:

@@ -11,10 +11,9 @@ from pathlib import Path
 from tacit._errors import TacitError
 from tacit._files import write_error
 from tacit.studies.describe.study import Study
-from tacit.studies.store.folder import ResultsFolder
-from tacit.studies.store.row_index import Contents
-from tacit.studies.store.rows import MOST_BYTES, Meta, Row, encode_packed, json_file
-from tacit.studies.store.study_file import SCHEMA
+from tacit.studies.store.folder import Contents, ResultsFolder
+from tacit.studies.store.rows import MOST_BYTES, Meta, Row, encode_packed
+from tacit.studies.store.study_file import encode_study
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ def pack_results(path: Path) -> Packed:
     """Write packed/NAME.jsonl.gz for every study, then remove the fleets whose rows are in there.
 
     A row that several studies share is in the file of the first of them by name. Rows of no study stay as they are,
-    and so do unfinished fleets. Folders of an earlier version inside `path`, with a study.json each, become studies of
-    `path`. Dying at any moment loses nothing: a row is removed only after another file holds it.
+    and so do unfinished fleets. Dying at any moment loses nothing: a row is removed only after another file holds it.
     """
     folder = ResultsFolder(path)
     with folder.locked():
@@ -49,17 +47,15 @@ def pack_results(path: Path) -> Packed:
             if rows:
                 written.append(_write_rows(folder, study.name, rows, contents.metas))
                 packed |= rows.keys()
-        removed = sum(_remove_fleets(root, packed, folder) for root in folder.roots)
-        for root in folder.roots:
-            removed += _remove_old_study(root, is_inside=root != path)
-    return Packed(len(packed), tuple(written), removed)
+        return Packed(len(packed), tuple(written), _remove_fleets(path, packed, contents))
 
 
 def _rows_at(folder: ResultsFolder, contents: Contents, study: Study, homes: Mapping[str, str]) -> dict[str, Row]:
     """The rows for the file of a study: those of its runs, and others that the file holds already."""
     own = [run.hash for run in study.runs if homes[run.hash] == study.name and run.hash in contents.rows]
-    held = [row["run"] for row in folder.packed_rows(study.name) if row["run"] not in homes]
-    return {run: contents.rows[run] for run in (*own, *held)}
+    before = contents.files.get(folder.packed_path(study.name))
+    others = [row["run"] for row in before.rows if row["run"] not in homes] if before else []
+    return {run: contents.rows[run] for run in (*own, *others)}
 
 
 def _write_rows(folder: ResultsFolder, name: str, rows: Mapping[str, Row], metas: Mapping[str, Meta]) -> Path:
@@ -78,33 +74,20 @@ def _write_study(folder: ResultsFolder, study: Study) -> Path:
     if folder.unfinished(study):
         folder.open_for(study)
     else:
-        folder.write(path, json_file({"schema": SCHEMA, "hash": study.hash, "study": study.model_dump()}))
+        folder.write(path, encode_study(study))
     return path
 
 
-def _remove_fleets(root: Path, packed: set[str], folder: ResultsFolder) -> int:
+def _remove_fleets(path: Path, packed: set[str], contents: Contents) -> int:
     removed = 0
-    for path in sorted((root / "fleets").glob("*/rows.jsonl")):
-        rows = folder.rows_in(path.parent)
-        if rows and all(row["run"] in packed for row in rows):
-            _remove(path)  # first: what is left without it is no fleet
-            _remove(path.parent)
+    for fleet, file in contents.files.items():
+        if fleet.parent.name == "fleets" and file.rows and all(row["run"] in packed for row in file.rows):
+            _remove(fleet / "rows.jsonl")  # first: what is left without it is no fleet
+            _remove(fleet)
             removed += 1
     with contextlib.suppress(OSError):
-        (root / "fleets").rmdir()
+        (path / "fleets").rmdir()
     return removed
-
-
-def _remove_old_study(root: Path, *, is_inside: bool) -> int:
-    """The study.json of an earlier version, once nothing beside it is needed."""
-    if not (root / "study.json").exists() or (root / "fleets").exists():
-        return 0
-    _remove(root / "study.json")
-    if is_inside:
-        (root / "lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            root.rmdir()
-    return 1
 
 
 def _remove(path: Path) -> None:

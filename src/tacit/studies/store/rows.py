@@ -1,4 +1,7 @@
-"""Files of rows, trusted only with their SHA-256: those of one fleet, and the packed rows of one study."""
+"""Files of rows, trusted only with their SHA-256: those of one fleet, and the packed rows of one study.
+
+Also what a row must have to be read as one of ours, whoever wrote it: another version, or a hand.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ from typing import Any
 
 from tacit._errors import TacitError
 from tacit._parsing import MEGABYTE, parse_json, read_bounded
-from tacit.studies.describe.spec import canonical, digest
-from tacit.studies.store.row import problem
+from tacit.studies.describe.spec import LATER, RunSpec, canonical, digest
 
 Row = dict[str, Any]
 Meta = dict[str, Any]
@@ -25,6 +27,12 @@ MOST_LINES = 10_000  # of a rows file: a fleet has a few dozen runs
 MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
 PACKED_FORMAT = 1
 ABSENT = (FileNotFoundError, NotADirectoryError)
+MEASURED = (  # a number, or null for a run that diverged
+    "diverged_at", "updates", "epochs", "best_test_accuracy", "final_test_accuracy", "best_train_accuracy",
+    "final_train_accuracy", "full_loss", "implicit_regularizer",
+)  # fmt: skip
+STATUSES = ("finished", "diverged")
+SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
 
 
 class Damage(str):
@@ -100,7 +108,7 @@ def read_packed(path: Path) -> RowFile | Damage | None:
                 metas = [meta for meta in head["fleets"] if isinstance(meta, dict)]
             elif number > 1:
                 rows.append(parse_json(held, most_containers=MOST_CONTAINERS))
-                wrong = problem(rows[-1], number)
+                wrong = row_problem(rows[-1], number)
                 if wrong is not None:
                     return Damage(wrong)
             sha256.update(held)
@@ -134,10 +142,32 @@ def _parse_rows(lines: Sequence[bytes]) -> list[Row] | Damage:
             rows.append(parse_json(line, most_containers=MOST_CONTAINERS))
         except ValueError:
             return Damage("is not JSON Lines")
-        wrong = problem(rows[-1], number)
+        wrong = row_problem(rows[-1], number)
         if wrong is not None:
             return Damage(wrong)
     return rows
+
+
+def row_problem(row: Any, number: int) -> str | None:
+    """What keeps the row in line `number` from being read, as the end of a sentence; None when nothing does."""
+    if not isinstance(row, dict) or not isinstance(row.get("spec"), dict):
+        return f"has no run in line {number}"
+    missing = [key for key in ("run", "status", *MEASURED, "history") if key not in row]
+    missing += [f"spec.{key}" for key in RunSpec.model_fields if key not in LATER and key not in row["spec"]]
+    if missing:
+        return f"lacks {', '.join(missing)} in line {number}"
+    if digest(row["spec"]) != row["run"]:
+        return f"holds a run in line {number} that does not match its hash"
+    history = row["history"]
+    series = [history.get(name) for name in SERIES] if isinstance(history, dict) else [None]
+    wrong = [key for key in MEASURED if not (row[key] is None or _is_number(row[key]))]
+    wrong += [] if row["status"] in STATUSES else ["status"]
+    wrong += [] if all(isinstance(each, list) and all(map(_is_number, each)) for each in series) else ["history"]
+    return f"has a {wrong[0]} in line {number} that cannot be read" if wrong else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_or_damage(path: Path, *, most: int) -> bytes | Damage | None:

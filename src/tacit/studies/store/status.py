@@ -1,10 +1,11 @@
-"""How far the studies of a folder are, from its files alone."""
+"""How far the studies of a folder are, from its files alone: for `tacit status` and for the live page."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tacit._counted import counted
 from tacit._errors import TacitError
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study
-from tacit.studies.store.folder import ResultsFolder, results_folders
+from tacit.studies.store.folder import Contents, ResultsFolder, results_folders
+from tacit.studies.store.rows import Row
 from tacit.studies.train import checkpoint
 from tacit.studies.train.packing import Fleet
 
@@ -20,116 +22,137 @@ GO_ON = "run the same command again to go on."
 
 
 @dataclass(frozen=True)
-class Status:
-    """Counts of a study's runs and of the fleets that are left; `done` is the share of its work."""
+class FleetStatus:
+    """How far an unfinished fleet is."""
 
-    name: str
-    question: str
-    runs: int
-    rows: Counter[str]  # by status
-    fleets: Counter[str]  # that are left, by state
-    done: float
-    failed: tuple[str, ...] = ()  # a sentence for each fleet that was given up
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.name}: {self.done:.0%} done",
-            f"  runs:   {sum(self.rows.values())} of {self.runs} have a row ({_listed(self.rows) or 'none yet'})",
-            *([f"  fleets: {_listed(self.fleets)}"] if self.fleets else []),
-            *[f"  failed: {text}" for text in self.failed],
-        ]
-        return "\n".join([lines[0], f"  {self.question}", *lines[1:]] if self.question else lines)
-
-
-@dataclass(frozen=True)
-class FolderStatus:
-    """The studies of one folder of results, and the files that cannot be used."""
-
-    path: Path
-    running: bool
-    studies: tuple[Status, ...]
-    damaged: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        work = "a process is at work" if self.running else "no process is at work"
-        lines = [
-            f"{self.path}: {_studies(len(self.studies))}, {work}",
-            *map(str, self.studies),
-            *[f"damaged: {path}; `tacit run` trains its runs again" for path in self.damaged],
-            *[f"unreadable: {text}" for text in self.unreadable],
-        ]
-        if not self.running and all(study.done == 1 for study in self.studies):
-            lines.append(f"next: tacit report {self.path}")
-        return "\n".join(lines)
-
-
-def folder_status(folder: str | Path) -> list[FolderStatus]:
-    """The status of a folder of results, or of those directly inside. Nothing is changed and no lock is taken."""
-    return [_status(found) for found in results_folders(folder)]
-
-
-def _status(folder: ResultsFolder) -> FolderStatus:
-    contents = folder.contents()
-    unreadable = [str(error) for error in contents.unreadable.values()]
-    studies = []
-    for study in folder.studies():
-        rows = Counter(contents.rows[run.hash]["status"] for run in study.runs if run.hash in contents.rows)
-        fleets: list[Fleet] = [] if contents.unreadable else folder.unfinished(study)
-        studies.append(_study_status(folder, study, rows=rows, fleets=fleets, unreadable=unreadable))
-    damaged = tuple(map(str, contents.damaged))
-    return FolderStatus(folder.path, folder.is_locked(), tuple(studies), damaged, tuple(unreadable))
-
-
-def _study_status(
-    folder: ResultsFolder, study: Study, *, rows: Counter[str], fleets: Sequence[Fleet], unreadable: list[str]
-) -> Status:
-    """`unreadable` gets a sentence for each checkpoint that cannot be read now."""
-    states: Counter[str] = Counter()
-    failed, left, running = [], 0.0, folder.is_locked()
-    for fleet in fleets:
-        found = fleet_progress(folder, fleet.id, running=running)
-        states[found.state] += 1
-        if found.unreadable:
-            unreadable.append(found.unreadable)
-        if found.failure is not None:
-            failed.append(f"fleet {fleet.id}, {last_line(found.failure)}; `tacit run` tries it again")
-        left += (1 - found.done) * work_of(fleet.runs)
-    done = 1 - left / work_of(study.runs) if fleets else sum(rows.values()) / len(study.runs)
-    return Status(study.name, study.question, len(study.runs), rows, states, done, tuple(failed))
-
-
-def work_of(runs: Sequence[RunSpec]) -> float:
-    """The work of runs in millions of operations, however they are packed."""
-    return sum(Fleet((run,)).cost for run in runs)
-
-
-@dataclass(frozen=True)
-class FleetProgress:
-    """How far an unfinished fleet is. `checkpoint` is the state of its last one, unchecked, empty without one."""
-
-    state: str  # waiting, under way, failed, unreadable
-    checkpoint: dict[str, Any] = field(default_factory=dict)
+    fleet: Fleet
+    state: str  # waiting, under way, stopped, failed, unreadable
+    checkpoint: dict[str, Any] = field(default_factory=dict)  # the state of the last one, unchecked; empty without one
     failure: dict[str, Any] | None = None
-    unreadable: str = ""
+    problem: str = ""  # why the checkpoint cannot be read now
 
     @property
     def done(self) -> float:
         return checkpoint.share_in(self.checkpoint)
 
 
-def fleet_progress(folder: ResultsFolder, fleet: str, *, running: bool) -> FleetProgress:
-    """The progress of an unfinished fleet from its files; `running` says whether a process trains in this folder."""
+@dataclass(frozen=True)
+class StudyStatus:
+    """The rows of a study so far, and its fleets that are left."""
+
+    study: Study
+    rows: tuple[Row, ...]
+    left: tuple[FleetStatus, ...]
+
+    @cached_property
+    def done(self) -> float:
+        """The share of the study's work that is done."""
+        if not self.left:
+            return len(self.rows) / len(self.study.runs)
+        left = sum((1 - each.done) * _work(each.fleet.runs) for each in self.left)
+        return max(0.0, 1 - left / _work(self.study.runs))  # sums of the same runs differ in the last digit
+
+    @property
+    def fleets(self) -> Counter[str]:
+        """The fleets that are left, by state."""
+        return Counter(each.state for each in self.left)
+
+    def __str__(self) -> str:
+        by_status = Counter(row["status"] for row in self.rows)
+        lines = [
+            f"{self.study.name}: {self.done:.0%} done",
+            *([f"  {self.study.question}"] if self.study.question else []),
+            f"  runs:   {len(self.rows)} of {len(self.study.runs)} have a row ({_listed(by_status) or 'none yet'})",
+            *([f"  fleets: {_listed(self.fleets)}"] if self.left else []),
+        ]
+        for each in self.left:
+            if each.failure is not None:
+                last = _last_line(each.failure)
+                lines.append(f"  failed: fleet {each.fleet.id}, {last}; `tacit run` tries it again")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FolderStatus:
+    """The studies of one folder of results, its rows, and what cannot be used of it."""
+
+    path: Path
+    running: bool  # whether a process trains here
+    studies: tuple[StudyStatus, ...]
+    contents: Contents
+    broken: tuple[str, ...]  # a sentence for every study that cannot be read
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Files of rows that are not trusted."""
+        return tuple(map(str, self.contents.damaged))
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """A sentence for every file that cannot be read now."""
+        checkpoints = [each.problem for study in self.studies for each in study.left if each.problem]
+        return (*map(str, self.contents.unreadable.values()), *checkpoints)
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for everything that cannot be used."""
+        damaged = [f"{path} {why}; `tacit run` trains its runs again" for path, why in self.contents.damaged.items()]
+        return [*self.broken, *damaged, *self.unreadable]
+
+    def __str__(self) -> str:
+        work = "a process is at work" if self.running else "no process is at work"
+        number = "1 study" if len(self.studies) == 1 else f"{len(self.studies)} studies"
+        lines = [f"{self.path}: {number}, {work}", *map(str, self.studies)]
+        lines += [f"problem: {text}" for text in self.problems]
+        if not self.running and not self.broken and all(study.done == 1 for study in self.studies):
+            lines.append(f"next: tacit report {self.path}")
+        return "\n".join(lines)
+
+
+def folder_status(path: str | Path) -> list[FolderStatus]:
+    """The status of a folder of results, or of those directly inside. Nothing is changed."""
+    return [status_of(folder) for folder in results_folders(path)]
+
+
+def status_of(folder: ResultsFolder) -> FolderStatus:
+    """The status of one folder. A second call reads only files that have changed since the first."""
+    contents, running = folder.contents(), folder.is_locked()
+    studies, broken = {}, []
+    for path in folder.study_files():
+        try:
+            study = folder.study(path)
+            # Where rows cannot be read, what is finished is not known.
+            fleets = [] if contents.unreadable else folder.unfinished(study, contents)
+        except TacitError as error:  # the others can still be counted
+            broken.append(str(error))
+            continue
+        rows = tuple(contents.rows[run.hash] for run in study.runs if run.hash in contents.rows)
+        left = tuple(_fleet_status(folder, fleet, running=running) for fleet in fleets)
+        studies[study.name] = StudyStatus(study, rows, left)
+    in_order = tuple(studies[name] for name in sorted(studies))
+    return FolderStatus(folder.path, running, in_order, contents, tuple(broken))
+
+
+def _fleet_status(folder: ResultsFolder, fleet: Fleet, *, running: bool) -> FleetStatus:
     try:
-        state = folder.checkpoint_state(fleet)
-    except TacitError as error:  # the others can still be counted
-        return FleetProgress("unreadable", unreadable=str(error))
-    failure = folder.failure(fleet)
-    begun = state is not None or (running and folder.has_begun(fleet))
-    return FleetProgress("failed" if failure else "under way" if begun else "waiting", state or {}, failure)
+        state, failure = folder.checkpoint_state(fleet.id), folder.failure(fleet.id)
+    except TacitError as error:
+        return FleetStatus(fleet, "unreadable", problem=str(error))
+    if failure is not None:
+        word = "failed"
+    elif running:
+        word = "under way" if state is not None or folder.has_begun(fleet.id) else "waiting"
+    else:
+        word = "stopped" if state is not None else "waiting"
+    return FleetStatus(fleet, word, state or {}, failure)
 
 
-def last_line(failure: dict[str, Any]) -> str:
+def _work(runs: Sequence[RunSpec]) -> float:
+    """The work of runs in millions of operations, however they are packed."""
+    return sum(Fleet((run,)).cost for run in runs)
+
+
+def _last_line(failure: dict[str, Any]) -> str:
     """How often a fleet failed, and the last line of its error."""
     lines = str(failure.get("error", "")).strip().splitlines()
     return f"{failure.get('attempts', '?')} failures, the last: {lines[-1] if lines else 'unknown'}"
@@ -137,10 +160,10 @@ def last_line(failure: dict[str, Any]) -> str:
 
 def stopped_message(path: str | Path) -> str:
     """What a folder of results holds after it was stopped, and how to go on."""
+    folder = ResultsFolder(Path(path))
     try:
-        folder = ResultsFolder(Path(path))
         finished = len(folder.contents().rows)
-        under_way = sum(1 for root in folder.roots for _ in root.glob("fleets/*/checkpoint.safetensors"))
+        under_way = len(list(folder.path.glob("fleets/*/checkpoint.safetensors")))
     except (TacitError, OSError) as unreadable:  # the study was stopped all the same, and its exit code says so
         return f"stopped; {unreadable} Then {GO_ON}"
     kept = [counted(finished, "finished run")] if finished else []
@@ -148,10 +171,6 @@ def stopped_message(path: str | Path) -> str:
     if not kept:
         return f"stopped before the first checkpoint: nothing is stored yet; {GO_ON}"
     return f"stopped; {' and '.join(kept)} stored: {GO_ON}"
-
-
-def _studies(number: int) -> str:
-    return "1 study" if number == 1 else f"{number} studies"
 
 
 def _listed(counts: Counter[str]) -> str:

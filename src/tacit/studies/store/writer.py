@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from tacit._counted import counted
 from tacit._provenance import provenance
-from tacit.studies.execute.attempts import FleetsFailedError
-from tacit.studies.execute.executor import Executor, FleetTask
-from tacit.studies.execute.wire import Message
+from tacit.studies.execute.messages import Message
 from tacit.studies.store.folder import ResultsFolder
-from tacit.studies.train import checkpoint
 from tacit.studies.train.packing import Fleet
-
-
-class ProgressListener(Protocol):
-    """Receives progress and warnings: a `runner.Watcher`."""
-
-    def advanced(self, done: float) -> None: ...
-
-    def warned(self, text: str) -> None: ...
 
 
 @dataclass
 class StudyWriter:
-    """Trains the fleets that are left of a study, and stores what happens to them. Needs the folder's lock."""
+    """Stores what happens to the fleets that are left of a study. Needs the folder's lock."""
 
     folder: ResultsFolder
     fleets: Sequence[Fleet]
-    watcher: ProgressListener
-    checkpoint_seconds: float
-    keep_weights: bool = False
-    at_start: dict[str, float] = field(default_factory=dict)  # the share of each fleet that its checkpoint holds
-    done: dict[str, float] = field(default_factory=dict)
+    advanced: Callable[[float], None]  # receives the share that is done of the work that was left
+    warned: Callable[[str], None]
+    at_start: Mapping[str, float]  # the share of each fleet that its checkpoint holds
     started: dict[str, str] = field(default_factory=dict)
-    timed_seconds: float = 0.0  # of fleets that were trained to their end, and their cost
-    timed_cost: float = 0.0
     warnings: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def train(self, executor: Executor, *, keep_rate: Callable[[float], None] | None) -> None:
-        """Train all fleets. `keep_rate` gets the rate when it is one of whole fleets on this machine."""
-        checkpoints = {fleet.id: self.folder.read_checkpoint(fleet.id) for fleet in self.fleets}
-        self.at_start = {id: checkpoint.share_done(content or b"") for id, content in checkpoints.items()}
+    def __post_init__(self) -> None:
         self.done = dict(self.at_start)
-        tasks = [
-            FleetTask(fleet, checkpoints[fleet.id], self.checkpoint_seconds, self.keep_weights) for fleet in self.fleets
-        ]
-        executor.run(tasks, self.handle)
-        self._refuse_failed()
-        began_fresh = not any(checkpoints.values())
-        # A rate worth keeping: of whole fleets, not of a few steps.
-        if keep_rate is not None and began_fresh and not self.warnings and self.timed_seconds > 5:
-            keep_rate(self.timed_cost / self.timed_seconds)
 
     def handle(self, fleet: Fleet, message: Message) -> None:
         """Store one message about a fleet."""
@@ -70,17 +43,13 @@ class StudyWriter:
             self.folder.write_weights(message.facts["run"], message.content)
         elif message.kind == "warning":
             self.warnings[fleet.id] = self.warnings.get(fleet.id, 0) + 1
-            self.watcher.warned(message.facts["text"])
+            self.warned(message.facts["text"])
         elif message.kind == "failed":
             self._give_up(fleet, error=message.facts["text"], attempts=message.facts["attempts"])
         elif message.kind == "rows":
-            rows = message.facts["rows"]
-            if any(row["status"] == "finished" for row in rows):  # a fleet whose runs all diverge ends early
-                self.timed_seconds += message.facts["seconds"]
-                self.timed_cost += fleet.cost
-            self.folder.write_rows(fleet.id, rows, meta=self._meta(fleet, message.facts))
+            self.folder.write_rows(fleet.id, message.facts["rows"], meta=self._meta(fleet, message.facts))
             self.done[fleet.id] = 1.0
-        self.watcher.advanced(self._share())
+        self.advanced(self._share())
 
     def _share(self) -> float:
         """The share that is done of the work that was left when training began."""
@@ -93,15 +62,7 @@ class StudyWriter:
         facts = {"fleet": fleet.id, "runs": len(fleet.runs), "error": error, "attempts": attempts, "ended": _now()}
         self.folder.write_failure(fleet.id, facts)
         last = error.strip().splitlines()[-1].rstrip(".")
-        self.watcher.warned(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
-
-    def _refuse_failed(self) -> None:
-        if self.failed:
-            raise FleetsFailedError(
-                f"{len(self.failed)} of {counted(len(self.fleets), 'fleet')} failed ({', '.join(self.failed)}) and the "
-                f"others are finished; the errors are in {self.folder.path / 'fleets'}/ID/failed.json. "
-                "Run again to try them again."
-            )
+        self.warned(f"fleet {fleet.id} failed {counted(attempts, 'time')} and is left out: {last}.")
 
     def _meta(self, fleet: Fleet, facts: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.penalty.draws import drawn_rows
+from tacit.penalty.pieces import drawn_rows
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp
 from tacit.studies.train.batched_mlp import Layers

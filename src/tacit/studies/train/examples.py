@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,17 +12,16 @@ from torch import Tensor
 
 from tacit._errors import InputError
 from tacit._random import generator
-from tacit.studies.data import augment, images
+from tacit.studies.data import images, signals
 from tacit.studies.data.facts import Data, Facts
-from tacit.studies.data.signals import Signals
-from tacit.studies.describe.spec import AMOUNTS, RunSpec
+from tacit.studies.describe.spec import SHIFT, RunSpec
 
 
 class Inputs(Protocol):
-    """Inputs of a dataset: by number, changed by an augmentation if one is given, or a range of them as they are."""
+    """Inputs of a dataset as they are: by number, or a range of them."""
 
     def __len__(self) -> int: ...
-    def take(self, examples: Tensor, change: object = None) -> Tensor: ...
+    def take(self, examples: Tensor) -> Tensor: ...
     def between(self, start: int, stop: int) -> Tensor: ...
 
 
@@ -46,18 +45,16 @@ def prepare(
             f"{run.dataset} has {facts.train_size} training and {facts.test_size} test examples; found train_size "
             f"{run.train_size} and test_size {run.test_size}."
         )
-    if run.augmentation in AMOUNTS and len(facts.shape) != 1:
-        raise InputError(f"augmentation {run.augmentation} is for signals; {run.dataset} has shape {facts.shape}.")
+    if run.augmentation == "shift" and len(facts.shape) != 1:
+        raise InputError(f"augmentation shift is for signals; {run.dataset} has shape {facts.shape}.")
 
-    def made(raw: np.ndarray, *, most_shift: int = 0) -> Inputs:
-        return standardised(raw, facts, size=run.image_size, most_shift=most_shift, device=device, dtype=dtype)
-
-    most_shift = int(amount(run)) if run.augmentation == "shift" else 0
+    def made(raw: np.ndarray) -> Inputs:
+        return standardised(raw, facts, size=run.image_size, device=device, dtype=dtype)
 
     train, test = slice(run.train_size), slice(run.test_size)
     labels = with_noise(torch.tensor(data.train_targets[train], dtype=torch.long), run.label_noise, facts.classes)
     return (
-        Examples(made(data.train_inputs[train], most_shift=most_shift), labels.to(device)),
+        Examples(made(data.train_inputs[train]), labels.to(device)),
         Examples(made(data.test_inputs[test]), _targets(data.test_targets[test], device)),
     )
 
@@ -76,35 +73,31 @@ def standardised(
     facts: Facts,
     *,
     size: int | None = None,
-    most_shift: int = 0,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Inputs:
     """Stored inputs as runs see them: images standardised by the facts, at `size`; signals as they are."""
     if facts.standardisation != "none":
         return images.prepare(raw, facts, size=size, device=device, dtype=dtype)
-    return Signals.prepare(torch.tensor(raw, dtype=dtype, device=device), most_shift=most_shift)
+    return signals.Signals(torch.tensor(raw, dtype=dtype, device=device))
 
 
-def augmentation(runs: Sequence[RunSpec], train: Examples, facts: Facts, *, device: torch.device) -> augment.Change:
-    """What is done to the minibatch at each position; runs of one fleet share the kind and the amount."""
+def augmented(runs: Sequence[RunSpec], inputs: Inputs, facts: Facts) -> Callable[[Tensor, int], Tensor]:
+    """(examples, position) → the inputs of a minibatch as the runs train on them; a fleet shares kind and amount.
+
+    A pure function of (seed, position), so a minibatch can be made again: n-step SGD stays on one augmented minibatch,
+    C_reg sees it again, and a resumed run goes on as if it had never stopped.
+    """
     run, seeds = runs[0], [run.seed for run in runs]
-    shape = facts.shape
     if run.augmentation == "crop_flip":
-        padding = images.padding(run.image_size, shape[-1])
-        return augment.crops_and_flips(seeds, batch_size=run.batch_size, padding=padding)
-    sizes = {"batch_size": run.batch_size, "batches": run.batches_per_epoch}
+        assert isinstance(inputs, images.Images)
+        padding = images.padding(run.image_size, facts.shape[-1])
+        return images.crops_and_flips(inputs, seeds, batch_size=run.batch_size, padding=padding)
     if run.augmentation == "shift":
-        return augment.shifts(seeds, **sizes, most=int(amount(run)), device=device)
-    if run.augmentation == "noise":
-        like = train.inputs.between(0, 1)
-        return augment.noise(seeds, **sizes, features=shape[0], deviation=amount(run), like=like)
-    return augment.no_change
-
-
-def amount(run: RunSpec) -> float:
-    """Samples of a shift, or the standard deviation of noise."""
-    return AMOUNTS[run.augmentation] if run.augmentation_amount is None else run.augmentation_amount
+        assert isinstance(inputs, signals.Signals)
+        most = int(run.augmentation_amount or SHIFT)
+        return signals.shifts(inputs, seeds, batch_size=run.batch_size, batches=run.batches_per_epoch, most=most)
+    return lambda examples, _: inputs.take(examples)
 
 
 def _targets(values: object, device: torch.device) -> Tensor:

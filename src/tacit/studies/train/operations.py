@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tacit._own_code import is_own
-from tacit.studies.data.facts import DATASETS
+from tacit.studies.data.datasets import FACTS
 
 if TYPE_CHECKING:
     from tacit.studies.describe.spec import RunSpec
@@ -40,14 +40,14 @@ def step_factor(run: RunSpec, penalized: float) -> float:
 
 def expected_test_size(run: RunSpec) -> int:
     """Test examples of a run that judges on all; of an own dataset it is not known, and taken to be `train_size`."""
-    return run.train_size if is_own(run.dataset) else DATASETS[run.dataset].test_size
+    return run.train_size if is_own(run.dataset) else FACTS[run.dataset].test_size
 
 
 def count(run: RunSpec) -> Count:
     """The model of a run on its dataset, at the image size of the run."""
     if is_own(run.dataset) or is_own(run.model):
         return NOMINAL
-    facts = DATASETS[run.dataset]
+    facts = FACTS[run.dataset]
     if run.model == "mlp":
         features = facts.features if run.image_size is None else facts.shape[0] * run.image_size**2
         return mlp([features, *[run.width] * run.depth, facts.classes])

@@ -16,7 +16,7 @@ from tacit.studies.train import operations
 # (tried 1 to 64 at width 64, B=32: 18 thousand run-updates per second at 24 runs, 15 at 8 or 48, 9 at 64).
 CAPS = range(24, 7, -1)
 # Beyond this many multiply-adds per example a run trains alone: its products are large enough by themselves
-# (Fashion-MNIST, benchmarks/results/packing.json and LOG.md: a fleet halves the time per run at width 64, saves about
+# (Fashion-MNIST, benchmarks/results/packing.json: a fleet halves the time per run at width 64, saves about
 # a quarter at 128, and from 256 on less than it scatters).
 ALONE = 2**18
 REFERENCE_WORKERS = 2  # packing balances two workers, whatever number of them comes

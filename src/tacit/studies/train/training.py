@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from tacit._own_code import check_unchanged, import_function, is_own
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
-from tacit.studies.data.facts import Data, facts_of
+from tacit.studies.data.datasets import facts_of
+from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import checkpoint, devices, examples, program, weights
-from tacit.studies.train.checkpoint import Frame
 from tacit.studies.train.examples import Examples
 from tacit.studies.train.packing import Fleet
 
@@ -60,7 +60,7 @@ class Training:
         self.program = program.make(self.runs, facts, device=self.device, dtype=dtype)
         self.schedules = [rate_factor(run) for run in self.runs]
         self.bare_rates = [run.bare_learning_rate for run in self.runs]
-        self.augmentation = examples.augmentation(self.runs, self.train, facts, device=self.device)
+        self.augmented = examples.augmented(self.runs, self.train.inputs, facts)
         self.evaluate_at = {
             math.ceil(self.first.minibatches * k / self.first.evaluations) for k in range(1, self.first.evaluations + 1)
         }
@@ -109,8 +109,7 @@ class Training:
         Depends on (seed, position) alone: n-step SGD stays on one augmented minibatch, and C_reg sees it again.
         """
         numbers = self._examples(position)
-        inputs = self.train.inputs.take(numbers, self.augmentation(position))
-        return inputs, self.train.targets.index_select(0, numbers)
+        return self.augmented(numbers, position), self.train.targets.index_select(0, numbers)
 
     def _examples(self, position: int) -> Tensor:
         """Indices (runs · B) of the minibatch at this position."""
@@ -223,17 +222,11 @@ class Training:
         arrays, state = checkpoint.decode(content)
         if any(state.get(key) != value for key, value in self._made_by().items()):
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
-        checkpoint.check(arrays, state, self._frame())
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
         self._cpu_before += checkpoint.cpu_seconds_in(state)
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
         self.program.resumed_at(self.position * self.first.inner_steps)
-
-    def _frame(self) -> Frame:
-        tensors = enumerate(self.program.tensors())
-        arrays = {f"{at:04}": (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for at, each in tensors}
-        return Frame(arrays, len(self.runs), self.first.minibatches, frozenset(self.evaluate_at), series=HISTORY)
 
     def _made_by(self) -> dict[str, Any]:
         """Rounding may differ between versions of torch, so they do not share checkpoints."""

@@ -8,7 +8,8 @@ import torch
 
 from tacit._errors import InputError
 from tacit._own_code import check_unchanged, is_own
-from tacit.studies.data.facts import Data, facts_of
+from tacit.studies.data.datasets import facts_of
+from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec, canonical
 from tacit.studies.train.examples import prepare

@@ -1,1 +1,0 @@
-"""Fleets on a Ray cluster."""
