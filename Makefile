@@ -48,7 +48,8 @@ lint: $(STAMP)    ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(STAMP)   ## time, memory and error of every penalty method, and of fleets
-	$(BIN)/tacit bench --fleets --json benchmarks/results/bench.json
+	$(BIN)/tacit bench --json benchmarks/results/bench.json
+	$(BIN)/python benchmarks/fleet_rates.py --json benchmarks/results/bench.json
 
 $(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-integrations.txt
 	$(PYTHON) -m venv $(TRAINERS)

@@ -16,19 +16,17 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit._timing import time_interleaved
-from tacit.bench import accuracy, fleets, memory, paired, run, steps, table
+from tacit.bench import accuracy, memory, paired, run, steps, table
 from tacit.bench.models import (
     BENCH_MODELS,
     BenchModel,
     CausalTransformer,
-    TransformerClassifier,
     Workload,
     _mlp_workload,
     choose,
 )
 from tacit.cli import app
 from tacit.penalty import METHODS
-from tacit.studies.train import devices
 
 TINY = BenchModel("tiny", "a tiny MLP", 4, lambda: _mlp_workload(8, 4, inputs=6, hidden=1))
 
@@ -56,7 +54,7 @@ def test_the_result_survives_json_and_says_what_is_needed_to_repeat_it(result: d
     assert read["schema"] == "tacit-bench/1"
     assert set(read) == {
         *("schema", "tacit", "commit", "started", "seconds", "quick", "settings", "machine", "definitions"),
-        *("models", "fleets"),
+        "models",
     }
     assert {"strength", "learning_rate", "seed", "dtype"} <= set(read["settings"])
     assert {"processor", "cores", "threads", "torch", "python", "device", "device_name"} <= set(read["machine"])
@@ -290,15 +288,6 @@ def test_the_peak_on_cuda_is_what_the_allocator_counted_above_its_start(monkeypa
     assert calls == order
 
 
-def test_fleets_are_counted_in_run_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "MINIBATCHES", 2)
-    measured = fleets.measure(rounds=1)
-    first = measured["rows"][0]
-    assert (first["step"], first["times_plain"]) == ("loop, plain", 1.0)
-    rates = [row["run_updates_per_second"] * row["times_plain"] for row in measured["rows"]]
-    assert rates == pytest.approx([rates[0]] * 4)
-
-
 def test_the_paper_s_models_are_among_the_benchmarked_ones() -> None:
     assert [entry.name for entry in choose([], quick=False)] == list(BENCH_MODELS)
     assert {"mlp-64-b256", "mlp-64-b256-micro16"} <= set(BENCH_MODELS)
@@ -310,14 +299,6 @@ def test_channels_last_is_the_layout_that_the_plain_step_sees_too() -> None:
     workload = BENCH_MODELS["wrn-10-1-b32-channels-last"].make()
     assert workload.inputs.is_contiguous(memory_format=torch.channels_last)
     assert workload.model.stem.weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_the_transformer_has_a_second_derivative() -> None:
-    model = TransformerClassifier(tokens=5, width=8, heads=2, length=3)
-    loss = model(torch.tensor([[0, 1, 2]])).square().sum()
-    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    torch.stack([gradient.square().sum() for gradient in gradients]).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -336,13 +317,6 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, monkeypatch:
     failed = CliRunner().invoke(app, ["bench", *arguments])
     assert isinstance(failed.exception, tacit.InputError)
     assert said in str(failed.exception)
-
-
-def test_fleets_are_refused_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "choose", lambda *_, **__: torch.device("cuda"))
-    failed = CliRunner().invoke(app, ["bench", "--fleets", "--device", "cuda"])
-    assert isinstance(failed.exception, tacit.InputError)
-    assert "fleets are measured on a core of the CPU" in str(failed.exception)
 
 
 def test_the_command_writes_the_json_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

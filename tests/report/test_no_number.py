@@ -17,6 +17,7 @@ from tacit.report.numbers import unknown
 from tacit.report.terminal import print_verdicts
 from tacit.report.verdict import Verdict
 from tacit.studies.describe.spec import RunSpec
+from tacit.studies.store.status import folder_status
 from tacit.watch.figures import figures_of
 
 Maker = Callable[..., Path]
@@ -59,11 +60,20 @@ WITHOUT = {"rises": {"1b"}, "falls": {"1b", "6a"}, "large values diverge": {"1b"
 
 
 @pytest.fixture(scope="module", params=list(WORLDS))
-def report(request: pytest.FixtureRequest, make_world: Maker) -> Report:
-    made = build_report(read_parts([make_world(**WORLDS[request.param])]))
-    assert {each.id for each in made.figures if each.verdict and math.isnan(each.verdict.number.value)} == WITHOUT[
-        request.param
-    ]
+def world(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def root(world: str, make_world: Maker) -> Path:
+    return make_world(**WORLDS[world])
+
+
+@pytest.fixture(scope="module")
+def report(world: str, root: Path) -> Report:
+    made = build_report(read_parts([root]))
+    without = {each.id for each in made.figures if each.verdict and math.isnan(each.verdict.number.value)}
+    assert without == WITHOUT[world]
     return made
 
 
@@ -71,11 +81,11 @@ def has_nan(text: str) -> list[str]:
     return [text[max(0, found.start() - 60) : found.end() + 60] for found in re.finditer(r"\b(nan|NaN|None)\b", text)]
 
 
-def test_no_page_and_no_table_shows_nan(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_page_and_no_table_shows_nan(root: Path, report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     print_verdicts(report)
     assert has_nan(capsys.readouterr().out) == []
     assert has_nan(re.sub(r"<style>.*?</style>|<script>.*?</script>", "", render(report, command=""), flags=re.S)) == []
-    assert has_nan(json.dumps(figures_of(report.parts)[0]).replace("null", "")) == []
+    assert has_nan(json.dumps(figures_of(folder_status(root)[0])[0]).replace("null", "")) == []
 
 
 def test_a_missing_number_gives_its_reason_once(report: Report) -> None:

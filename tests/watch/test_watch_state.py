@@ -182,21 +182,6 @@ def test_the_command_that_resumes_names_a_study_of_tacit(tmp_path: Path) -> None
         assert read(FolderState(tmp_path / str(number)))["text"].endswith(text)
 
 
-def test_pipes_and_links_in_place_of_files_keep_nobody_waiting(made: tuple[ResultsFolder, list[Fleet]]) -> None:
-    folder, fleets = made
-    for fleet in fleets[:3]:
-        folder.begin(fleet.id)
-    os.mkfifo(folder.checkpoint_path(fleets[0].id))
-    os.mkfifo(folder.rows_path(fleets[1].id))
-    os.mkfifo(folder.failure_path(fleets[2].id))
-    (folder.path / "lock").unlink()
-    os.mkfifo(folder.path / "lock")
-    state = FolderState(folder.path)
-    assert fleet_of(state, fleets[0])["state"] == "unreadable"
-    assert any("is not a regular file" in text for text in read(state)["problems"])
-    assert not read(state)["running"]
-
-
 def test_a_damaged_file_is_named_and_the_rest_is_shown(made: tuple[ResultsFolder, list[Fleet]]) -> None:
     folder, fleets = made
     for fleet in fleets[:2]:

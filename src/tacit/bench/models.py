@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit._errors import InputError
 from tacit._random import generator
-from tacit.studies.train.models import he_initialise, mlp, wide_resnet
+from tacit.studies.train.models import mlp, wide_resnet
 
 SEED = 0
 
@@ -69,36 +69,6 @@ class BenchModel:
     memory_format: str = "contiguous"
     rounds: int = 21
     quick: bool = False
-
-
-class TransformerClassifier(nn.Module):
-    """Tokens, one pre-norm transformer block with attention written out as matrix products, the mean, ten classes.
-
-    The products are written out because fused attention has no second derivative.
-    """
-
-    def __init__(self, *, tokens: int = 256, width: int = 128, heads: int = 4, length: int = 32) -> None:
-        super().__init__()
-        self.heads = heads
-        self.embedding = nn.Embedding(tokens, width)
-        self.position = nn.Parameter(torch.zeros(length, width))
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.queries_keys_values, self.mixed = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.head = nn.Linear(width, 10)
-
-    def attend(self, rows: Tensor) -> Tensor:
-        batch, length, width = rows.shape
-        split = self.queries_keys_values(rows).reshape(batch, length, 3, self.heads, width // self.heads)
-        queries, keys, values = split.permute(2, 0, 3, 1, 4)
-        weights = (queries @ keys.mT / (width // self.heads) ** 0.5).softmax(-1)
-        return self.mixed((weights @ values).transpose(1, 2).reshape(batch, length, width))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        rows = self.embedding(tokens) + self.position
-        rows = rows + self.attend(self.before_attention(rows))
-        rows = rows + self.contract(F.gelu(self.expand(self.before_mlp(rows))))
-        return self.head(rows.mean(1))
 
 
 class CausalTransformer(nn.Module):
@@ -159,19 +129,6 @@ def _wide_resnet_workload(batch_size: int, memory_format: torch.memory_format) -
     return Workload(
         model.to(memory_format=memory_format),  # type: ignore[call-overload]
         images.to(memory_format=memory_format),
-        torch.randint(10, (batch_size,), generator=draws),
-    )
-
-
-def _transformer_workload(batch_size: int, length: int) -> Workload:
-    draws = generator(SEED, "probe")
-    model = TransformerClassifier(length=length)
-    he_initialise(model, generator(SEED, "init"))
-    with torch.no_grad():
-        model.embedding.weight.normal_(0.0, 1.0, generator=generator(SEED, "init", 1))
-    return Workload(
-        model,
-        torch.randint(256, (batch_size, length), generator=draws),
         torch.randint(10, (batch_size,), generator=draws),
     )
 
@@ -252,13 +209,6 @@ BENCH_MODELS: dict[str, BenchModel] = {
             lambda: _in_micro_batches(_wide_resnet_workload(128, torch.channels_last), 32),
             memory_format="channels_last",
             rounds=9,
-        ),
-        BenchModel(
-            "transformer-b16",
-            "transformer block, width 128, 32 tokens, B=16",
-            16,
-            lambda: _transformer_workload(16, 32),
-            rounds=45,
         ),
         BenchModel(
             "gpt2-256-b8",

@@ -20,7 +20,6 @@ from tacit._errors import InputError
 from tacit._files import write_atomically
 from tacit._provenance import commit, processor
 from tacit._timing import time_interleaved, waits_for
-from tacit.bench import fleets
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import SEED, BenchModel, Workload
@@ -37,7 +36,6 @@ from tacit.bench.steps import (
 
 SCHEMA = "tacit-bench/1"
 QUICK_ROUNDS = 3  # of every model; a full run takes as many as the model says
-FLEET_ROUNDS = 50
 CPU = torch.device("cpu")
 
 
@@ -45,7 +43,6 @@ def run(
     models: list[BenchModel],
     *,
     quick: bool,
-    with_fleets: bool = False,
     device: torch.device = CPU,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -55,10 +52,6 @@ def run(
     for model in models:
         say(f"measuring {model.title}")
         measured.append(measure_model(model, rounds=QUICK_ROUNDS if quick else model.rounds, device=device))
-    fleet_rates = None
-    if with_fleets:
-        say(f"measuring fleets of {fleets.RUNS} runs")
-        fleet_rates = fleets.measure(rounds=QUICK_ROUNDS if quick else FLEET_ROUNDS)
     return {
         "schema": SCHEMA,
         "tacit": __version__,
@@ -78,7 +71,6 @@ def run(
             "relative_error": "‖G − G₆₄‖ / ‖(λ/2)∇²Ĉ∇Ĉ‖: applied float32 gradient against double backward in float64",
         },
         "models": measured,
-        "fleets": fleet_rates,
     }
 
 

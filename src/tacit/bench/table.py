@@ -13,9 +13,8 @@ SHORT = 5.0  # milliseconds of a naive step
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """One table per model: time, memory and error of every step; then the fleets, if they were measured."""
-    made = [model_table(model) for model in result["models"]]
-    return [*made, fleet_table(result["fleets"])] if result["fleets"] else made
+    """One table per model: time, memory and error of every step."""
+    return [model_table(model) for model in result["models"]]
 
 
 def model_table(model: dict[str, Any]) -> Table:
@@ -62,18 +61,6 @@ def _number(row: dict[str, Any], column: str, *, digits: int = 2, with_interval:
     shown = f"{row[column]:.{digits}f}"
     interval = row[f"{column}_interval"]
     return f"{shown} [{','.join(f'{end:.{digits}f}' for end in interval)}]" if interval and with_interval else shown
-
-
-def fleet_table(fleets: dict[str, Any]) -> Table:
-    sizes = "-".join(str(size) for size in fleets["sizes"])
-    title = f"{fleets['runs']} runs at once, MLP {sizes}, B={fleets['batch_size']}, one thread"
-    made = Table(title=title, title_justify="left", title_style="bold")
-    made.add_column("step")
-    made.add_column("run-updates per second", justify="right")
-    made.add_column("x plain", justify="right")
-    for row in fleets["rows"]:
-        made.add_row(row["step"], f"{row['run_updates_per_second']:.0f}", f"{row['times_plain']:.2f}")
-    return made
 
 
 def legend(result: dict[str, Any]) -> str:

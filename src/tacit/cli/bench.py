@@ -18,7 +18,6 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer models and repeats: about a minute.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every number to this file.")] = None,
     model: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
-    fleets: Annotated[bool, typer.Option("--fleets", help="Also measure many runs trained as one program.")] = False,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads for torch.")] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, or cuda (cuda:1, …) where torch finds one.")] = "cpu",
 ) -> None:
@@ -45,10 +44,6 @@ def bench(
     from tacit.studies.train import devices
 
     chosen_device = devices.choose(device, kinds=("cuda", "cpu"))  # errors are against float64, which MPS has not
-    if fleets and chosen_device.type != "cpu":
-        raise InputError(
-            f"--fleets with --device {device}: fleets are measured on a core of the CPU; expected one of the two."
-        )
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = models.choose(model or [], quick=quick)
@@ -57,7 +52,7 @@ def bench(
     def say(line: str) -> None:
         console.print(line, style="dim")
 
-    result = run.run(chosen, quick=quick, with_fleets=fleets, device=chosen_device, say=say)
+    result = run.run(chosen, quick=quick, device=chosen_device, say=say)
     for made in table.tables(result):
         console.print(made)
     console.print(table.legend(result), style="dim")

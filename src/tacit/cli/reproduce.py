@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing, redirect_stdout
 from pathlib import Path
@@ -64,7 +65,6 @@ def reproduce(
 
     * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
-    from tacit._counted import counted
     from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
@@ -153,6 +153,6 @@ def _print_figures(wanted: list[str], studies: dict[str, Study], *, title: str) 
             add(id, entry.shows, ", ".join(read), read)
     add("all", "everything above; shared runs are trained once", "", studies)
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=180)  # a file or a pipe has no width of its own
     console.print(table)

@@ -1,9 +1,17 @@
-"""How many updates per second a fleet of runs makes, beside a loop over one run at a time."""
+"""How many updates per second a fleet of runs makes, beside a loop over one run at a time.
+
+    python benchmarks/fleet_rates.py --json benchmarks/results/bench.json
+
+The numbers become the entry `fleets` of that file, which `tacit bench --json` has written.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit._files import write_atomically
 from tacit._random import generator
 from tacit._timing import time_interleaved
 from tacit.bench import steps
@@ -23,6 +32,7 @@ from tacit.studies.train.packing import Fleet
 from tacit.studies.train.training import Training
 
 RUNS, WIDTH, BATCH_SIZE = 24, 64, 32
+ROUNDS = 50
 MINIBATCHES = 25  # per timed turn; fewer than the fleet's own look for divergence would time its absence
 
 
@@ -115,3 +125,18 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    target = parser.parse_args().json
+    result = json.loads(target.read_text())
+    result["fleets"] = measure(rounds=ROUNDS)
+    for row in result["fleets"]["rows"]:
+        print(f"{row['step']}: {row['run_updates_per_second']:.0f} run-updates/s, {row['times_plain']:.2f} x plain")
+    write_atomically(target, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
