@@ -11,7 +11,6 @@ from tacit.studies.cost import cost, in_digits
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import RunSpec
 
-DEVICE = 0.1 * 19.5e12  # a tenth of the peak of one A100 in float32 without TF32
 PAGE = Path(__file__).parent / "paper-scale.md"
 
 

@@ -27,4 +27,4 @@ def step_sizes(views: Views, *, central: bool) -> list[float]:
     (autocast's, inside it): truncation grows like r (r²), the rounding of ω + r g/‖g‖ and of the difference like u/r.
     """
     distance = views.precision ** (1 / 3 if central else 1 / 2) * max(1.0, views.parameter_norm())
-    return [distance / norm for norm in views.direction_norms()]
+    return [distance / norm for norm in views.direction_norms]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -103,11 +104,17 @@ class Views:
         if self._inner_product is not None:
             return self._inner_product
         if len(self.directions) == 1:
-            return self.norm(self.directions[0]).square()
+            return self.lengths[0].square()
         return total((real(a) * real(b)).sum() for a, b in zip(*self.directions, strict=True))
 
+    @cached_property
+    def lengths(self) -> list[Tensor]:
+        return [self.norm(direction) for direction in self.directions]
+
+    @cached_property
     def direction_norms(self) -> list[float]:
-        return [float(self.norm(direction)) for direction in self.directions]
+        """The lengths as numbers, read from the device once."""
+        return torch.stack(self.lengths).tolist()
 
     def curvature_products(self, distances: Sequence[float], *, central: bool) -> list[Tensor]:
         """H g for one view; ½(Hᵃgᵇ + Hᵇgᵃ) for two; each along the other view's gradient, moved by distance · g."""
@@ -196,7 +203,7 @@ def estimate(views: Views, distances_of: Callable[[Views], list[float]], *, cent
     """One step with distances from `distances_of(views)`, with the error estimated when the objective asks for it."""
     objective = views.objective
     norm = views.inner_product()
-    lengths = views.direction_norms()
+    lengths = views.direction_norms
     if not all(math.isfinite(length) for length in lengths):
         # Half precision overflowed, or the run has diverged: there is no direction, and no gradient.
         views.finish([torch.full_like(gradient, math.nan) for gradient in views.gradients[0]])
