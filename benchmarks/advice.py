@@ -90,8 +90,8 @@ from large_batch_tasks import TASKS, Task, load_task, number_of
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.advice.advice import LARGEST_RATIO
 from tacit.studies.train.batched_mlp import Layers
 

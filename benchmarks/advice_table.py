@@ -15,7 +15,7 @@ from scipy import stats
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.train.models import mlp
 
 Rows = list[dict[str, Any]]

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import finite_number
-from tacit._errors import InputError
-from tacit._files import write_atomically
-from tacit._provenance import provenance
-from tacit._random import generator
+from tacit._util.arguments import finite_number
+from tacit._util.errors import InputError
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
+from tacit._util.random_generators import generator
 from tacit.batching import epoch_batches
 from tacit.studies.data.load import load
 

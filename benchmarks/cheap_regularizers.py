@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import tacit
-from tacit._provenance import provenance
-from tacit._timing import time_interleaved
+from tacit._util.provenance import provenance
+from tacit._util.timing import time_interleaved
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import (
     Workload,

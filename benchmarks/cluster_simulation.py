@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.studies.cost import operations
 from tacit.studies.describe.library import library
 from tacit.studies.describe.spec import RunSpec

@@ -20,8 +20,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from tacit._provenance import provenance
-from tacit._random import generator
+from tacit._util.provenance import provenance
+from tacit._util.random_generators import generator
 from tacit.batching import epoch_batches
 from tacit.diagnostics import estimates
 from tacit.diagnostics.estimates import Estimate, SampleMoments, estimate, inverse

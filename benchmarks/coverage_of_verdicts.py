@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.report import Criterion, rules
 from tacit.report.collapse_score import collapse
 from tacit.report.layout import Layout, layout

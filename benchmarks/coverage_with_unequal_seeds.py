@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.report.build import read_parts
 from tacit.report.layout import Layout
 from tacit.report.numbers import Number, minus

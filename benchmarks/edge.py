@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.advice.every_edge import largest_stable_strength_every
 from tacit.advice.optimizers import Momentum
 from tacit.edges import Step, largest_stable_strength, stability_limit

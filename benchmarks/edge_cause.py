@@ -27,8 +27,8 @@ from large_batch_tasks import TASKS, load_task
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.edges import Step, largest_stable_strength, stability_limit
 
 RESULT = Path(__file__).parent / "results" / "edge_cause.json"

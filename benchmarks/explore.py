@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.explore import explore_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit._files import write_atomically
-from tacit._random import generator
-from tacit._timing import time_interleaved
+from tacit._util.files import write_atomically
+from tacit._util.random_generators import generator
+from tacit._util.timing import time_interleaved
 from tacit.bench import steps
 from tacit.bench.models import SEED, Workload
 from tacit.studies.data.datasets import FACTS

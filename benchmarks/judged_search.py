@@ -29,7 +29,7 @@ import torch
 from judged_tasks import TASKS, Loop, Mnist1dTask, Setting, arms
 
 import tacit
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 
 SEARCH_SEED, JUDGED_SEEDS = 400, (410, 411, 412, 413, 414)
 MOST_RUNS = 24  # of a search whose best rate is still at the end of the rates that it tried

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import tacit
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.batching import epoch_batches
 from tacit.penalty.strength import RatioLimit
 from tacit.studies.train import batched_mlp

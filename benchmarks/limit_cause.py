@@ -23,8 +23,8 @@ import torch
 from large_batch_fleet import Fleet, Minibatches, Run, accuracies, gradient, held, make_optimizer, see
 from large_batch_tasks import TASKS, load_task, number_of
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.edges import largest_stable_curvature
 from tacit.penalty.strength import RatioLimit
 from tacit.studies.train import batched_mlp

@@ -37,8 +37,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._provenance import provenance
-from tacit._random import generator
+from tacit._util.provenance import provenance
+from tacit._util.random_generators import generator
 from tacit.bench.memory import peak_bytes, state_bytes
 from tacit.bench.models import Workload
 from tacit.diagnostics.per_example import ExampleGradients

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.diagnostics.norm_layers import NormLayerGradients, step_moments
 from tacit.studies.data.load import load
 

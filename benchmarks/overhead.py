@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit._provenance import provenance
-from tacit._timing import time_interleaved
+from tacit._util.provenance import provenance
+from tacit._util.timing import time_interleaved
 from tacit.bench.models import SEED, Workload
 from tacit.bench.paired import median_with_interval
 from tacit.bench.steps import LEARNING_RATE, NAIVE, STEPS, STRENGTH, make_penalty

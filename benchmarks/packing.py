@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
-from tacit._provenance import provenance
-from tacit._random import generator
+from tacit._util.provenance import provenance
+from tacit._util.random_generators import generator
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import batched_mlp, operations

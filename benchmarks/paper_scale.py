@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.studies.cost import operations
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.library import library

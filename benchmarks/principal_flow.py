@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.theory import FlowComparison, Landscape, compare_flows, gradient_descent, problems
 
 RESULT = Path(__file__).parent / "results" / "principal_flow.json"

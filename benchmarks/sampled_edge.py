@@ -40,10 +40,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import tacit
-from tacit._files import write_atomically
-from tacit._lanczos import extreme_eigenpairs
-from tacit._provenance import provenance
-from tacit._random import derive_seed, generator
+from tacit._util.files import write_atomically
+from tacit._util.lanczos import extreme_eigenpairs
+from tacit._util.provenance import provenance
+from tacit._util.random_generators import derive_seed, generator
 from tacit.diagnostics.curvature import hessian_product
 from tacit.edges import largest_stable_strength_sampled, stability_limit
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.report.build import Part, build_report, read_parts
 from tacit.report.points import Points, accuracy, by_point, points_of
 from tacit.report.rows import core_seconds

@@ -34,7 +34,7 @@ import soak_faults
 from soak_damage import hook_disk
 from soak_life import Life, end_all, outlived, start_cluster
 
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.train.packing import pack
 

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.studies import runner
 from tacit.studies.data.load import load
 from tacit.studies.describe.study import Study, parse_study

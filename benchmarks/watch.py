@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tacit._files import write_atomically
-from tacit._provenance import provenance
+from tacit._util.files import write_atomically
+from tacit._util.provenance import provenance
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet

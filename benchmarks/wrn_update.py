@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train.packing import Fleet

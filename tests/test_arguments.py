@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 
 
 @pytest.mark.parametrize("value", [3, np.int32(3), torch.tensor(3)])

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import tacit
-from tacit import _tree, edges
+from tacit import edges
+from tacit._util import tree
 from tacit.theory import Landscape, problems
 
 MARGIN = 0.01  # one per cent to either side of the edge
@@ -117,7 +118,7 @@ def minimum() -> tuple[Landscape, torch.Tensor, float, torch.Tensor]:
     problem, everything, w = scape.problem, torch.arange(4), scape.start
 
     def residuals(point: torch.Tensor) -> torch.Tensor:
-        outputs = problem.outputs(_tree.unflatten(point, problem.parameters), everything)
+        outputs = problem.outputs(tree.unflatten(point, problem.parameters), everything)
         return (outputs - problem.targets).reshape(-1)
 
     for _ in range(30):  # Gauss-Newton: four residuals and thirteen parameters, so all residuals vanish

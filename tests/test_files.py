@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit._errors import InputError, TacitError
-from tacit._files import write_atomically
+from tacit._util.errors import InputError, TacitError
+from tacit._util.files import write_atomically
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit._lanczos import extreme_eigenpairs, krylov_decomposition
+from tacit._util.lanczos import extreme_eigenpairs, krylov_decomposition
 
 
 def symmetric(size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tacit
-from tacit._random import generator
+from tacit._util.random_generators import generator
 
 
 def small_model() -> nn.Module:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit._errors import InputError
-from tacit._own_code import call, call_for, check_unchanged, import_function, import_object, source_hashes
+from tacit._util.errors import InputError
+from tacit._util.own_code import call, call_for, check_unchanged, import_function, import_object, source_hashes
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit import Problem, _tree
+from tacit import Problem
+from tacit._util import tree
 
 
 def data(count: int = 6) -> tuple[Tensor, Tensor]:
@@ -88,11 +89,11 @@ def test_losses_follow_the_parameters_that_are_given() -> None:
 
 def test_weight_decay_adds_half_of_it_times_the_squared_norm_everywhere() -> None:
     plain, decayed = make(), make(weight_decay=0.3)
-    extra = 0.15 * _tree.squared_norm(plain.parameters)
+    extra = 0.15 * tree.squared_norm(plain.parameters)
     torch.testing.assert_close(decayed.full_loss() - plain.full_loss(), extra, rtol=1e-12, atol=0)
     torch.testing.assert_close(decayed.minibatch_loss(1) - plain.minibatch_loss(1), extra, rtol=1e-12, atol=0)
     torch.testing.assert_close(decayed.example_loss(1) - plain.example_loss(1), extra, rtol=1e-12, atol=0)
-    expected = _tree.add(plain.full_gradient(), plain.parameters, scale=0.3)
+    expected = tree.add(plain.full_gradient(), plain.parameters, scale=0.3)
     torch.testing.assert_close(decayed.full_gradient(), expected, rtol=1e-12, atol=1e-14)
 
 

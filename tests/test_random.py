@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tacit
-from tacit._random import STREAMS, derive_seed, generator
+from tacit._util.random_generators import STREAMS, derive_seed, generator
 
 
 def test_the_same_name_gives_the_same_numbers() -> None:

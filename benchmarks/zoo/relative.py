@@ -28,7 +28,7 @@ import torch_models
 import vision_models
 
 import tacit
-from tacit._provenance import provenance
+from tacit._util.provenance import provenance
 
 STEPS, RATIO, SAMPLE = 150, 0.4, 15  # λ and loss are stored every SAMPLE steps
 ENTRIES = {entry.name: entry for module in (torch_models, vision_models, text_models) for entry in module.ENTRIES}

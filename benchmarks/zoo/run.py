@@ -30,7 +30,7 @@ import torch_models
 import vision_models
 from check import STRENGTH, examine
 
-from tacit._provenance import commit
+from tacit._util.provenance import commit
 
 ENTRIES = [*torch_models.ENTRIES, *vision_models.ENTRIES, *text_models.ENTRIES]
 FAILURES = ("wrong", "traceback", "buffers")

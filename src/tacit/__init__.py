@@ -15,7 +15,7 @@ _HOMES = {
     "BatchSampler": "tacit.batching",
     "FactoredSGD": "tacit.penalty",
     "GradientPenalty": "tacit.penalty",
-    "InputError": "tacit._errors",
+    "InputError": "tacit._util.errors",
     "NStepSGD": "tacit.nstep",
     "Problem": "tacit.problem",
     "Recorder": "tacit.diagnostics",
@@ -54,7 +54,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tacit import advice, batching, convert, diagnostics, schedules, sinks, studies, theory
-    from tacit._errors import InputError
+    from tacit._util.errors import InputError
     from tacit.advice import match, search_strength
     from tacit.batching import BatchSampler
     from tacit.diagnostics import Recorder, measure

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 
 Order = Literal["shuffled", "fixed", "mirrored", "shuffle_once", "with_replacement"]
 Remainder = Literal["refuse", "drop", "keep"]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 class NStepSGD(Optimizer):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit import _tree
-from tacit._errors import InputError
-from tacit._tree import Tree
+from tacit._util import tree
+from tacit._util.errors import InputError
+from tacit._util.tree import Tree
 from tacit.batching import Remainder, batches_per_epoch
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -119,7 +119,7 @@ class Problem:
                     "deterministic model. Call model.eval() or remove the random layers."
                 )
             doubled = self.loss(self.parameters, torch.cat([batch, batch]))
-            decay = 0.5 * self.weight_decay * _tree.squared_norm(self.parameters)
+            decay = 0.5 * self.weight_decay * tree.squared_norm(self.parameters)
             # No absolute tolerance: it would call every tiny mean a sum.
             if torch.isclose(doubled - decay, 2 * (once - decay), rtol=1e-3, atol=0.0) and once - decay != 0:
                 raise InputError(
@@ -166,7 +166,7 @@ class Problem:
                 "Leave out .item() and float()."
             )
         if self.weight_decay:
-            value = value + 0.5 * self.weight_decay * _tree.squared_norm(parameters)
+            value = value + 0.5 * self.weight_decay * tree.squared_norm(parameters)
         return value
 
     def outputs(self, parameters: Mapping[str, Tensor], examples: Tensor) -> Tensor:
@@ -212,9 +212,9 @@ class Problem:
         leaves = self._leaves()
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
             gradients = self._gradients(leaves, examples, create_graph=True)
-            along = _tree.total((g * vector[name]).sum() for g, name in zip(gradients, leaves, strict=True))
+            along = tree.total((g * vector[name]).sum() for g, name in zip(gradients, leaves, strict=True))
             if not along.requires_grad:  # a linear loss
-                return _tree.map_tree(torch.zeros_like, self.parameters)
+                return tree.map_tree(torch.zeros_like, self.parameters)
             products = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, products, strict=True))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 
 SCHEDULES = ("constant", "paper_decay", "cosine")
 

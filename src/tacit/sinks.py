@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 class Sink(Protocol):

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import tacit
-from tacit._timing import time_interleaved
+from tacit._util.timing import time_interleaved
 from tacit.bench import accuracy, memory, paired, run, steps, table
 from tacit.bench.models import (
     BENCH_MODELS,

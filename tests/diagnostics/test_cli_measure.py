@@ -14,7 +14,7 @@ from tacit.cli import app
 
 MODULE = """
 import torch, tacit
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load
 from tacit.studies.train.examples import standardised

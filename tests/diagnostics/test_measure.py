@@ -26,7 +26,7 @@ def small_problem(count: int = 12, *, weight_decay: float = 0.0) -> tacit.Proble
 
 
 def gradient_rows(problem: tacit.Problem) -> np.ndarray:
-    rows = [tacit._tree.flatten(problem.example_gradient(j)) for j in range(problem.train_size)]
+    rows = [tacit._util.tree.flatten(problem.example_gradient(j)) for j in range(problem.train_size)]
     return torch.stack(rows).numpy()
 
 
@@ -88,7 +88,7 @@ def test_seeing_half_of_the_examples_takes_half_of_the_variance_off() -> None:
 def test_a_sample_is_measured_as_its_gradients_say(weight_decay: float) -> None:
     problem = small_problem(40, weight_decay=weight_decay)
     seen = tacit.measure(problem, batch_size=2, sample=20, seed=3)
-    chosen = torch.randperm(40, generator=tacit._random.generator(3, "probe"))[:20].sort().values
+    chosen = torch.randperm(40, generator=tacit._util.random_generators.generator(3, "probe"))[:20].sort().values
     rows = gradient_rows(problem)[chosen]
     for found, statistic, logarithmic in (
         (seen.full_gradient_squared_norm, estimates.gradient_squared_norm, False),
@@ -182,10 +182,10 @@ def test_the_statistical_part_alone_notices_a_wrong_variance() -> None:
 # -- other numbers ----------------------------------------------------------------------------------------------------
 def test_the_largest_eigenvalue_is_that_of_the_hessian_matrix() -> None:
     problem = small_problem(12, weight_decay=0.1)
-    flat = tacit._tree.flatten(problem.parameters)
+    flat = tacit._util.tree.flatten(problem.parameters)
 
     def loss(vector: Tensor) -> Tensor:
-        return problem.full_loss(tacit._tree.unflatten(vector, problem.parameters))
+        return problem.full_loss(tacit._util.tree.unflatten(vector, problem.parameters))
 
     hessian = torch.autograd.functional.hessian(loss, flat)
     expected = float(torch.linalg.eigvalsh(hessian)[-1])

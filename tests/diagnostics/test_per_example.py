@@ -226,12 +226,12 @@ def test_gradient_sums_and_products_agree_with_one_pass_per_example(name: str) -
     problem, _ = make(name)
     rows = oracle(problem)
     engine = ExampleGradients(problem, chunk_size=4)
-    total = sum(tacit._tree.flatten(chunk.gradient_sum) for chunk in engine.chunks(torch.arange(COUNT)))
+    total = sum(tacit._util.tree.flatten(chunk.gradient_sum) for chunk in engine.chunks(torch.arange(COUNT)))
     assert torch.allclose(total, rows.sum(0), rtol=1e-10, atol=1e-13)
     direction = cases.numbers(rows.shape[1], seed=9)
-    tree = tacit._tree.unflatten(direction, problem.parameters)
+    tree = tacit._util.tree.unflatten(direction, problem.parameters)
     found = engine.products(torch.arange(COUNT), tree, problem.parameters)
-    own = tacit._tree.flatten(problem.parameters)
+    own = tacit._util.tree.flatten(problem.parameters)
     assert torch.allclose(found, torch.stack([rows @ direction, rows @ own], 1), rtol=1e-9, atol=1e-12)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import tacit
 from cases import labels, numbers, spread
-from tacit._random import generator
+from tacit._util.random_generators import generator
 
 
 def dense_hessians(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:

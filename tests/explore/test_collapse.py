@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chromium import evaluate
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.explore import collapse_page
 from tacit.explore.collapse import as_json, collapse_sweeps
 from tacit.report import build_report, read_parts

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from made_folders import finish
-from tacit import _tensor_file
-from tacit._parsing import parse_json, read_bounded
+from tacit._util import tensor_file
+from tacit._util.parsing import parse_json, read_bounded
 from tacit.studies.describe.study import parse_study
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.rows import Damage, encode_packed, read_packed
@@ -53,10 +53,10 @@ def test_spoiled_rows_are_the_same_rows_or_damage(tmp_path: Path, how: Spoil) ->
 
 @given(SPOILS)
 def test_a_spoiled_state_is_the_same_state_or_refused(how: Spoil) -> None:
-    content = spoiled(_tensor_file.encode(ARRAYS, FACTS), how)
-    assert isinstance(_tensor_file.peek(content), dict)
+    content = spoiled(tensor_file.encode(ARRAYS, FACTS), how)
+    assert isinstance(tensor_file.peek(content), dict)
     try:
-        arrays, facts = _tensor_file.decode(content)
+        arrays, facts = tensor_file.decode(content)
     except ValueError:
         return
     assert facts == FACTS
@@ -66,8 +66,8 @@ def test_a_spoiled_state_is_the_same_state_or_refused(how: Spoil) -> None:
 
 
 def test_equal_arrays_and_facts_have_equal_bytes_in_any_order() -> None:
-    turned = _tensor_file.encode(dict(reversed(ARRAYS.items())), dict(reversed(FACTS.items())))
-    assert turned == _tensor_file.encode(ARRAYS, FACTS)
+    turned = tensor_file.encode(dict(reversed(ARRAYS.items())), dict(reversed(FACTS.items())))
+    assert turned == tensor_file.encode(ARRAYS, FACTS)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from in_process import InProcess, Listener, leftovers, rows_on_disk, study
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.progress import ProgressBar

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.integrations.frameworks import OLDEST, MissingFrameworkError, load, release
 
 FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "accelerate", "peft", "tensorboard", "wandb")

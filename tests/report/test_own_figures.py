@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from worlds import paper_world
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report import build_report, catalogue, read_parts, render
 from tacit.report.build import Part
 from tacit.report.registry import find_figure

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 from worlds import paper_world
 
-from tacit._errors import InputError, TacitError
+from tacit._util.errors import InputError, TacitError
 from tacit.cli import app
 from tacit.report import Report, build_report, read_parts, render, write_page
 from tacit.report.build import training_seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tacit import cli
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies.describe.library import find_study_file, library_folder
 from tacit.studies.describe.study import load_study, parse_study
 from tacit.studies.execute.signals import Terminated, terminable, uninterrupted

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from in_process import InProcess, Listener, study
-from tacit._errors import InputError, TacitError
+from tacit._util.errors import InputError, TacitError
 from tacit.cli import app
 from tacit.diagnostics import measure
 from tacit.studies import runner

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from made_folders import everything, finish, make_folder, rates_study
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.watch.server import WatchServer, host_of
 from tacit.watch.state import answers
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tacit._counted import ordinal
-from tacit._errors import InputError
+from tacit._util.errors import InputError
+from tacit._util.plural import ordinal
 from tacit.advice.finite_rate import CALIBRATION
 from tacit.advice.optimizers import Momentum
 from tacit.advice.price import Alternative, Price, measure_price

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.self_test import halves_differ
 from tacit.problem import Problem

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacit._arguments import finite_number, whole_number
+from tacit._util.arguments import finite_number, whole_number
 from tacit.advice.optimizers import Momentum
 from tacit.edges import Step, largest_stable_strength
 

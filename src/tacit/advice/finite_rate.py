@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacit._arguments import finite_number
+from tacit._util.arguments import finite_number
 from tacit.diagnostics.spectrum import Spectrum
 from tacit.edges import stability_limit
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
 from tacit.advice.advice import Advice
 from tacit.advice.checks import check_match, check_measurement
 from tacit.advice.move import Move, matching_batch_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tacit._arguments import finite_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number
+from tacit._util.errors import InputError
 
 ADAPTIVE = (
     "{name} is not covered: it divides each coordinate by its own root mean square gradient, so the loss that it "

@@ -11,10 +11,10 @@ from statistics import median
 
 from torch import Tensor, nn
 
-from tacit._arguments import finite_number
-from tacit._counted import ordinal
-from tacit._errors import InputError
-from tacit._timing import device_words, time_interleaved, waits_for
+from tacit._util.arguments import finite_number
+from tacit._util.errors import InputError
+from tacit._util.plural import ordinal
+from tacit._util.timing import device_words, time_interleaved, waits_for
 from tacit.penalty import GradientPenalty
 
 EVERY = (1, 2, 4, 8)

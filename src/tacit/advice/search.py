@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 from tacit.advice.advice import Advice
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the start; 0 is training without a penalty

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit._errors import InputError
-from tacit._timing import time_interleaved, waits_for
+from tacit._util.errors import InputError
+from tacit._util.timing import time_interleaved, waits_for
 from tacit.bench.memory import allocated_bytes
 from tacit.bench.paired import median_with_interval
 from tacit.bench.run import machine

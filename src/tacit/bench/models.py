@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.studies.train.models import mlp, wide_resnet
 
 SEED = 0

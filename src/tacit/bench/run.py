@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tacit import __version__
-from tacit._errors import InputError
-from tacit._files import write_atomically
-from tacit._provenance import commit, processor
-from tacit._timing import time_interleaved, waits_for
+from tacit._util.errors import InputError
+from tacit._util.files import write_atomically
+from tacit._util.provenance import commit, processor
+from tacit._util.timing import time_interleaved, waits_for
 from tacit.bench.accuracy import oracle, relative_error
 from tacit.bench.memory import peak_bytes
 from tacit.bench.models import SEED, BenchModel, Workload

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 
 app = typer.Typer(
     name="tacit",

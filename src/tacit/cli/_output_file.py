@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 def check_output_file(option: str, target: Path | None, *, endings: tuple[str, ...] = ()) -> None:

@@ -32,7 +32,7 @@ def bench(
     """
     from rich.console import Console
 
-    from tacit._errors import InputError
+    from tacit._util.errors import InputError
 
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads}; expected at least 1.")

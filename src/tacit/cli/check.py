@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit._counted import counted
-from tacit._errors import InputError
-from tacit._own_code import call
+from tacit._util.errors import InputError
+from tacit._util.own_code import call
+from tacit._util.plural import counted
 from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def check(
     import json
     import warnings
 
-    from tacit._arguments import finite_number
-    from tacit._files import write_atomically
+    from tacit._util.arguments import finite_number
+    from tacit._util.files import write_atomically
 
     check_output_file("--json", json_file)
     if learning_rate is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 if TYPE_CHECKING:
     from tacit.studies.data.facts import Dataset

@@ -196,7 +196,7 @@ def prices(width: int) -> dict[str, float]:
 
     import torch
 
-    from tacit._timing import time_interleaved
+    from tacit._util.timing import time_interleaved
 
     batch = torch.randn(BATCH_SIZE, 40), torch.randint(10, (BATCH_SIZE,))
     steps: dict[str, Callable[[], Tensor]] = {

@@ -35,7 +35,7 @@ def explore(
 
         tacit explore --rows runs/fashion_mnist-small --into collapse.html
     """
-    from tacit._files import write_atomically
+    from tacit._util.files import write_atomically
     from tacit.explore import collapse_page, explore_page
 
     check_output_file("--into", into, endings=(".html",))
@@ -56,7 +56,7 @@ def _open(page: str) -> None:
     import tempfile
     import webbrowser
 
-    from tacit._files import write_atomically
+    from tacit._util.files import write_atomically
 
     target = write_atomically(Path(tempfile.mkdtemp(prefix="tacit-")) / "explore.html", page)
     if webbrowser.open(target.as_uri()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _problem(folder: Path | None, run: str | None, own: str | None) -> Problem:
     if own is not None:
         if folder is not None or run is not None:
             raise InputError("--problem is given beside FOLDER or --run, which is a model too; leave one of them out.")
-        from tacit._own_code import call_for
+        from tacit._util.own_code import call_for
         from tacit.problem import Problem
 
         return call_for(own, Problem, "a tacit.Problem")
@@ -142,7 +142,7 @@ def _problem(folder: Path | None, run: str | None, own: str | None) -> Problem:
     if folder is None or run is None:
         found = f"--run {run}" if folder is None else f"the folder {folder}"
         raise InputError(f"{found} is given alone; expected both, such as {example}.")
-    from tacit._own_code import source_file
+    from tacit._util.own_code import source_file
     from tacit.studies.trained import find_run, trained_problem
 
     results, spec = find_run(folder, run)
@@ -182,7 +182,7 @@ def _regime(posed: Problem, learning_rate: float, batch_size: int) -> str:
 
 
 def _write(json: Path | None, text: str) -> None:
-    from tacit._files import write_atomically
+    from tacit._util.files import write_atomically
 
     if json is not None:
         write_atomically(json, text + "\n")

@@ -65,8 +65,8 @@ def reproduce(
 
     * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
-    from tacit._counted import counted
-    from tacit._errors import InputError
+    from tacit._util.errors import InputError
+    from tacit._util.plural import counted
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
     from tacit.studies.cost import cost

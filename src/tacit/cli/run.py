@@ -55,7 +55,7 @@ def run(
 
     * `tacit run studies/mnist1d/quick/rates.toml --executor ray --address auto --workers 16`
     """
-    from tacit._errors import InputError
+    from tacit._util.errors import InputError
     from tacit.studies import runner
     from tacit.studies.describe.library import find_study_file
     from tacit.studies.execute.executor import FleetsFailedError
@@ -92,7 +92,7 @@ def run(
 
 def _models(plan: Plan) -> list[str]:
     """Every model of a study with its size, counted from its shape."""
-    from tacit._own_code import is_own, source_file
+    from tacit._util.own_code import is_own, source_file
     from tacit.studies.train.operations import count
 
     found = {}

@@ -64,8 +64,8 @@ def copy(
 
     Example: `tacit studies copy mnist1d/quick/rates`
     """
-    from tacit._errors import InputError
-    from tacit._files import write_atomically
+    from tacit._util.errors import InputError
+    from tacit._util.files import write_atomically
     from tacit.studies.describe.library import find_study_file
 
     source = find_study_file(Path(name))

@@ -40,8 +40,8 @@ def tune(
         tacit tune mystudy.toml --start 0.2 --json tuned.json
     """
     check_output_file("--json", json)
-    from tacit._errors import InputError
-    from tacit._files import write_atomically
+    from tacit._util.errors import InputError
+    from tacit._util.files import write_atomically
     from tacit.advice.search import FACTORS, search_strength
     from tacit.studies import runner
     from tacit.studies.describe.library import find_study_file

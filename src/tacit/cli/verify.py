@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def verify(
 
         tacit verify --picture docs/modified-flow.png
     """
-    from tacit._files import write_atomically
+    from tacit._util.files import write_atomically
     from tacit.theory import figures
     from tacit.theory.problems import PROBLEMS
     from tacit.theory.update_study import UpdateStudy
@@ -139,7 +139,7 @@ def _verify_one(name: str, update: str | None) -> Any:
 
 
 def _maker(name: str) -> Callable[[], Problem]:
-    from tacit._own_code import call_for, import_function
+    from tacit._util.own_code import call_for, import_function
     from tacit.problem import Problem
     from tacit.theory.problems import PROBLEMS
 
@@ -152,7 +152,7 @@ def _maker(name: str) -> Callable[[], Problem]:
 
 
 def _update_maker(name: str) -> Callable[[Landscape], Any]:
-    from tacit._own_code import call, import_function
+    from tacit._util.own_code import call, import_function
     from tacit.theory.memory import WithMemory
     from tacit.theory.named_updates import EXAMPLES
 

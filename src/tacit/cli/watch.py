@@ -36,7 +36,7 @@ def watch(
 
     * `tacit watch --port 0 --no-open`
     """
-    from tacit._errors import InputError
+    from tacit._util.errors import InputError
     from tacit.studies.execute.signals import exit_code, terminable
     from tacit.watch.server import WatchServer
     from tacit.watch.state import answers

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.problem import LossFunction, Problem
 
 FIRST = 32  # examples on which a problem is tried at construction

@@ -12,11 +12,11 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit import _tree
-from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
-from tacit._lanczos import extreme_eigenpairs
-from tacit._random import generator
-from tacit._tree import Tree
+from tacit._util import tree
+from tacit._util.graph import WRONG_SECOND_DERIVATIVES, nodes, operation
+from tacit._util.lanczos import extreme_eigenpairs
+from tacit._util.random_generators import generator
+from tacit._util.tree import Tree
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
@@ -67,13 +67,13 @@ def full_gradient(problem: Problem, examples: Tensor, *, chunk_size: int) -> Ten
 
 def hessian_product(problem: Problem, examples: Tensor, vector: Tensor, *, chunk_size: int) -> Tensor:
     """∇²C v on the given examples, weight decay included, in the same form."""
-    direction = _tree.unflatten(vector.to(_tree.flatten(problem.parameters)), problem.parameters)
+    direction = tree.unflatten(vector.to(tree.flatten(problem.parameters)), problem.parameters)
     return _over_chunks(lambda some: problem.hessian_product(some, direction), examples, chunk_size)
 
 
 def _over_chunks(function: Callable[[Tensor], Tree], examples: Tensor, chunk_size: int) -> Tensor:
     chunks = examples.split(chunk_size)
-    parts = (len(some) / len(examples) * _tree.flatten(function(some)).double().cpu() for some in chunks)
+    parts = (len(some) / len(examples) * tree.flatten(function(some)).double().cpu() for some in chunks)
     return functools.reduce(torch.add, parts)
 
 

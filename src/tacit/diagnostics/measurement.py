@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.diagnostics.estimates import Estimate, SampleMoments, estimate, regularizer_statistic
 from tacit.diagnostics.self_test import SelfTest
 from tacit.diagnostics.spectrum import Spectrum

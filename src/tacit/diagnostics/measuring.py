@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit import _tree
-from tacit._arguments import whole_number
+from tacit._util import tree
+from tacit._util.arguments import whole_number
 from tacit.diagnostics import _measure_arguments as arguments
 from tacit.diagnostics import estimates
 from tacit.diagnostics.curvature import largest_eigenvalue
@@ -107,14 +107,14 @@ def _moments(
 ) -> tuple[np.ndarray, np.ndarray, SampleMoments]:
     """(losses, ‖∇Cⱼ‖², moments): one pass, and a second for each example's part in them if it is a sample."""
     losses, squares = [], []
-    total = _tree.map_tree(torch.zeros_like, engine.problem.parameters)
+    total = tree.map_tree(torch.zeros_like, engine.problem.parameters)
     for chunk in engine.chunks(examples):
         losses.append(chunk.losses)
         squares.append(chunk.squared_norms)
-        total = _tree.add(total, chunk.gradient_sum)
+        total = tree.add(total, chunk.gradient_sum)
     count = len(examples)
-    mean = _tree.scale(total, 1 / count)
-    decayed = _tree.add(mean, engine.problem.parameters, scale=engine.problem.weight_decay)
+    mean = tree.scale(total, 1 / count)
+    decayed = tree.add(mean, engine.problem.parameters, scale=engine.problem.weight_decay)
     own, with_decay = _squared_norm(mean), _squared_norm(decayed)
     norms = torch.cat(squares)
     variance = max(0.0, float(norms.sum()) - count * own) / (count - 1)
@@ -255,5 +255,5 @@ def _decay(problem: Problem) -> float:
     return 0.5 * problem.weight_decay * _squared_norm(problem.parameters)
 
 
-def _squared_norm(tree: _tree.Tree) -> float:
+def _squared_norm(tree: tree.Tree) -> float:
     return sum(float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2 for leaf in tree.values())

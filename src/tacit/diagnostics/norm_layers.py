@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.diagnostics.estimates import Estimate, inverse
 from tacit.layers.calls import layer_call
 from tacit.layers.example_uses import BroadcastUse

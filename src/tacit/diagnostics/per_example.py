@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from tacit import _tree
-from tacit._errors import InputError
-from tacit._precision import CoarsestUnit
-from tacit._tree import Tree
+from tacit._util import tree
+from tacit._util.errors import InputError
+from tacit._util.rounding import CoarsestUnit
+from tacit._util.tree import Tree
 from tacit.diagnostics._outputs import along_examples, with_parts
 from tacit.layers.example_uses import ExampleUse, portions, summary
 from tacit.layers.example_watch import ExampleWatch
@@ -168,7 +168,7 @@ class ExampleGradients:
         _, uses = self._backward(examples)
         # Rounding of a sum of squares, with room for long sums; a wrong axis or a missing use is off by a factor.
         tolerance = 1e-7 if max(self.unit, torch.finfo(dtype).eps) < 1e-10 else 1e-2
-        largest = max(float(_tree.squared_norm(single)) for single in singles)
+        largest = max(float(tree.squared_norm(single)) for single in singles)
         for name, value in self.problem.parameters.items():
             if self.how[name] != "factors":
                 continue

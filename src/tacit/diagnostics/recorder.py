@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit import sinks
-from tacit._errors import InputError
-from tacit._gradient_sources import last_call
-from tacit._tree import Tree
+from tacit._util.errors import InputError
+from tacit._util.gradient_sources import last_call
+from tacit._util.tree import Tree
 from tacit.diagnostics.measurement import Measurement
 from tacit.diagnostics.measuring import measure
 from tacit.diagnostics.norm_layers import NormLayerGradients, norms_row, step_moments

@@ -17,9 +17,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from tacit import _tree
-from tacit._precision import CoarsestUnit
-from tacit._random import generator
+from tacit._util import tree
+from tacit._util.random_generators import generator
+from tacit._util.rounding import CoarsestUnit
 from tacit.diagnostics.estimates import Estimate
 from tacit.problem import Problem
 
@@ -73,9 +73,9 @@ def halves_differ(problem: Problem, examples: Tensor) -> tuple[float, float]:
     with CoarsestUnit() as precision:
         whole = problem.gradient(examples[:count])
     halves = [problem.gradient(half) for half in examples[:count].split(count // 2)]
-    mean = _tree.scale(_tree.add(*halves), 0.5)
-    size = math.sqrt(float(_tree.squared_norm(whole)) + float(_tree.squared_norm(mean))) or 1.0
-    difference = math.sqrt(float(_tree.squared_norm(_tree.add(whole, mean, scale=-1.0)))) / size
+    mean = tree.scale(tree.add(*halves), 0.5)
+    size = math.sqrt(float(tree.squared_norm(whole)) + float(tree.squared_norm(mean))) or 1.0
+    difference = math.sqrt(float(tree.squared_norm(tree.add(whole, mean, scale=-1.0)))) / size
     # 1e4 units in the last place: deep networks in float32 show 1e-5, batch norm 1e-2 and more. A model in float64 that
     # computes a norm in float32, as transformers do, rounds like float32.
     return difference, 1e4 * max(precision.unit, float(torch.finfo(next(iter(whole.values())).dtype).eps))
@@ -85,7 +85,7 @@ def minibatch_squared_norms(problem: Problem, examples: Tensor, *, batch_size: i
     """‖∇Ĉₖ‖² of up to 32 disjoint random minibatches of the given examples."""
     shuffled = examples[torch.randperm(len(examples), generator=generator(seed, "probe", 1))]
     batches = shuffled[: len(examples) // batch_size * batch_size].split(batch_size)[:MOST_BATCHES]
-    return np.array([float(_tree.squared_norm(problem.gradient(batch))) for batch in batches])
+    return np.array([float(tree.squared_norm(problem.gradient(batch))) for batch in batches])
 
 
 def self_test(

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit._lanczos import krylov_decomposition
-from tacit._random import generator
+from tacit._util.lanczos import krylov_decomposition
+from tacit._util.random_generators import generator
 from tacit.diagnostics.curvature import full_gradient, hessian_product
 from tacit.problem import Problem
 

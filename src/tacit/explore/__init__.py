@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tacit._page_files import page_text
+from tacit._util.page_files import page_text
 
 
 def explore_page() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.collapse_score import Collapse, collapse
 from tacit.report.figures.collapses import RATES, STRENGTHS, Question
 from tacit.report.points import Points, accuracy, points_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.integrations.frameworks import load
 from tacit.integrations.lightning_refusals import refuse_strategy
 from tacit.penalty import GradientPenalty, SharpnessAware

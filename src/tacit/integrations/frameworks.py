@@ -7,7 +7,7 @@ import importlib.metadata
 import re
 from types import ModuleType
 
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 
 # The oldest versions that the matrix of docs/integrations.md was made with; the extras of pyproject.toml agree.
 OLDEST = {"lightning": "2.6", "transformers": "5.22"}

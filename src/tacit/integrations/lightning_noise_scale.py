@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.diagnostics import Recorder
 from tacit.integrations.frameworks import load
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.nstep import NStepSGD
 from tacit.penalty import METHODS, FactoredSGD, GradientPenalty, SharpnessAware
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty import GradientPenalty, SharpnessAware
 
 GradientRule = GradientPenalty | SharpnessAware  # what gives the gradient of a step

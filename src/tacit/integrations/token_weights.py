@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.pieces import rows_of
 
 Share = Callable[[Mapping[str, Any], float], float]  # of a batch in a step, from its inputs and the step's tokens

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.integrations.frameworks import load
 from tacit.integrations.options import (
     CallsOfStep,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 def refusing_backward(outputs: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 
-from tacit._tree import real, total
+from tacit._util.tree import real, total
 
 _PLAIN = (torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)  # whose squares are added up in float32

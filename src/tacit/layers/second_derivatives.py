@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.layers.modes import ModesOff
 
 _log = logging.getLogger("tacit")

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
-from tacit._gradient_sources import GradientSource
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
+from tacit._util.gradient_sources import GradientSource
 from tacit.layers.kinds import LinearUse
 from tacit.penalty.methods import gram
 from tacit.penalty.objective import Objective, Outcome

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
 from tacit.penalty.methods import gram
 from tacit.penalty.methods.approximation import Approximation
 from tacit.penalty.methods.double_backward import plain_backward

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
-from tacit._graph import leaf_uses, suspects
+from tacit._util.errors import InputError
+from tacit._util.graph import leaf_uses, suspects
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart
 from tacit.penalty.relative import AppliedSum

@@ -9,7 +9,7 @@ from operator import is_
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 class PenalisedParameters:

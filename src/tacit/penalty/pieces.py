@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.penalty.workers.wrappers import worker_number
 
 _NO_ROWS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Generator)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._tree import total
+from tacit._util.tree import total
 from tacit.penalty.objective import LARGEST_ERROR, Outcome
 
 

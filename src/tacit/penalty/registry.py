@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.methods import double_backward, finite_difference, gram
 from tacit.penalty.objective import Objective, Outcome
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._arguments import finite_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number
+from tacit._util.errors import InputError
 from tacit.layers.penalty_part import inner_product
 
 RISE = 16.0  # times the last λ, at most, is the next: a product that rounded to 0 must not throw λ to its cap

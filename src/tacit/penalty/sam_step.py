@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.objective import Objective, gradients_of
 from tacit.penalty.surroundings.state import RandomState, placed
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 from tacit.layers.calls import tensors_in
 from tacit.penalty.objective import Closure, Objective, Outcome
 from tacit.penalty.pieces import Cut, count_rows, drawn_rows, rows_of

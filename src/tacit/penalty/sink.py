@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.layers.modes import modes_on
 
 HALF = (torch.float16, torch.bfloat16)

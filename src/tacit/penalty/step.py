@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit._arguments import whole_number
-from tacit._gradient_sources import GradientSource
+from tacit._util.arguments import whole_number
+from tacit._util.gradient_sources import GradientSource
 from tacit.layers.kinds import LinearUse
 from tacit.layers.second_derivatives import AttentionNotice, TwiceDifferentiable, check_attention
 from tacit.penalty.methods.micro_batches import MicroBatches

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
-from tacit._random import derive_seed
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
+from tacit._util.random_generators import derive_seed
 from tacit.penalty.objective import Outcome
 from tacit.penalty.record import record_of
 from tacit.penalty.relative import AppliedSum, Relative, RelativeStrength

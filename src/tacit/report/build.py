@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.caption import caption
 from tacit.report.figure import Figure, FigureResult, Source
 from tacit.report.registry import catalogue, find_figure

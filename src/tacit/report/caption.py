@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tacit._counted import counted
+from tacit._util.plural import counted
 from tacit.report.figure import Drawing, Source
 from tacit.report.layout import Layout
 from tacit.report.points import by_point

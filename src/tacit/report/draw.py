@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit._files import write_atomically
+from tacit._util.files import write_atomically
 from tacit.report.figure import FigureResult
 from tacit.report.points import Curve, Panel, Point
 from tacit.report.style import PAGE_COLOURS, SHAPES

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tacit._files import write_atomically
+from tacit._util.files import write_atomically
 from tacit.report.build import Report, environment_facts
 from tacit.report.draw import write_figure
 from tacit.report.figure import FigureResult, outcome_counts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.layout import Layout
 from tacit.report.points import Panel, Points, accuracy, points_of
 from tacit.report.rows import MissingRowsError, Options, Reader, Row, check_alike

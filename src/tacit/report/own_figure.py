@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.draw import PALETTE
 from tacit.report.figure import Drawing, Figure, Source, need
 from tacit.report.numbers import minus

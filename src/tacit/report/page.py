@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit._files import write_atomically
+from tacit._util.files import write_atomically
 from tacit.report import rules
 from tacit.report.build import Part, Report, environment_facts
 from tacit.report.draw import class_name, panel_svg, stylesheet, thumbnail

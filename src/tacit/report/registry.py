@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 from functools import cache
 
-from tacit._errors import InputError
-from tacit._own_code import import_object
+from tacit._util.errors import InputError
+from tacit._util.own_code import import_object
 from tacit.report import figures as folder
 from tacit.report.figure import Figure
 from tacit.report.own_figure import own_figure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.describe.study import Study
 
 Row = Mapping[str, Any]

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, polygamma
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.numbers import Array
 
 

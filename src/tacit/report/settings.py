@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.report.caption import seeds_text
 from tacit.report.figure import Figure
 from tacit.report.rows import MissingRowsError, Row, epochs_of, planned_updates, small_rate, unshared_seeds

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from tacit._counted import counted
+from tacit._util.plural import counted
 from tacit.report import rules
 from tacit.report.numbers import LEVEL, Interval, Number
 

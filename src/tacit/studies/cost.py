@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.execute import machine
 from tacit.studies.train.operations import count, expected_test_size, step_factor

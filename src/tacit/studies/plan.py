@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit._counted import counted
-from tacit._errors import InputError
+from tacit._util.errors import InputError
+from tacit._util.plural import counted
 from tacit.studies.cost import Cost, cost, refuse_too_big
 from tacit.studies.describe.study import Study, load_study
 from tacit.studies.execute.machine import known_device, named_in_environment

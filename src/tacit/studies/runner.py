@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tacit._counted import counted
+from tacit._util.plural import counted
 from tacit.studies.cost import refuse_too_big
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.load import load

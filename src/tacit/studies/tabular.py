@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit._files import write_atomically
+from tacit._util.files import write_atomically
 from tacit.studies.store.folder import Row, read_rows
 
 RESULTS = (

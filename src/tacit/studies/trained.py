@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from tacit._errors import InputError, TacitError
-from tacit._own_code import check_unchanged
+from tacit._util.errors import InputError, TacitError
+from tacit._util.own_code import check_unchanged
 from tacit.problem import Problem
 from tacit.studies.data.datasets import facts_of
 from tacit.studies.data.load import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec

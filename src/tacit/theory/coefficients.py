@@ -16,7 +16,7 @@ from functools import lru_cache
 from numbers import Rational
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 VULGAR = {Fraction(1, 2): "½", Fraction(1, 3): "⅓", Fraction(2, 3): "⅔", Fraction(1, 4): "¼", Fraction(3, 4): "¾",
           Fraction(1, 5): "⅕", Fraction(1, 6): "⅙", Fraction(5, 6): "⅚", Fraction(1, 8): "⅛",

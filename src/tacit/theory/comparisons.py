@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.theory.flows import RateField, gradient_flow_field
 from tacit.theory.iterates import Rule, walk
 from tacit.theory.landscape import Landscape

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory.landscape import Field, Landscape, Parameters, product, view
 

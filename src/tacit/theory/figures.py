@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._files import write_atomically
+from tacit._util.errors import InputError
+from tacit._util.files import write_atomically
 from tacit.theory import problems
 from tacit.theory.flows import flow, gradient_flow_field
 from tacit.theory.iterates import sgd_rule, walk

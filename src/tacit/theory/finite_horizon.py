@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacfwd
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory.flows import flow
 from tacit.theory.landscape import Landscape, Parameters, view

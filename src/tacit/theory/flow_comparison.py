@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tacit._arguments import finite_number, whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory.corrections import gd_second_correction
 from tacit.theory.flows import flow, gradient_flow_field

@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 from torch.func import grad, vmap
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.theory.landscape import Field
 
 RateField = Callable[[Tensor, Tensor], Tensor]  # (w, learning rate) -> velocity

@@ -7,8 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._graph import nodes, operation
+from tacit._util.errors import InputError
+from tacit._util.graph import nodes, operation
 from tacit.problem import Problem
 from tacit.theory.kinks import KinkWatch
 from tacit.theory.landscape import Landscape, view

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 Curve = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]  # (values done, values in all)

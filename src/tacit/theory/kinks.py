@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.layers.calls import tensors_in
 from tacit.theory.exact_forms import ExactForms
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from tacit import _tree
-from tacit._errors import InputError
-from tacit._graph import WRONG_SECOND_DERIVATIVES, nodes, operation
+from tacit._util import tree
+from tacit._util.errors import InputError
+from tacit._util.graph import WRONG_SECOND_DERIVATIVES, nodes, operation
 from tacit.problem import Problem
 from tacit.theory.exact_forms import ExactForms
 
@@ -36,7 +36,7 @@ class Landscape:
                 f"problem is a {type(problem).__name__}; expected a tacit.Problem: a model with its loss and its data."
             )
         self.problem = _in_float64(problem)
-        self.start = _tree.flatten(self.problem.parameters)
+        self.start = tree.flatten(self.problem.parameters)
         self.size = self.start.numel()
         self.batches = self.problem.batches
         self.batches_per_epoch = len(self.batches)
@@ -79,7 +79,7 @@ class Landscape:
     def loss_of(self, w: Tensor, examples: Tensor) -> Tensor:
         """Mean loss over the given examples."""
         with ExactForms():
-            return self.problem.loss(_tree.unflatten(w, self.problem.parameters), examples)
+            return self.problem.loss(tree.unflatten(w, self.problem.parameters), examples)
 
     def gradient_of(self, w: Tensor, examples: Tensor) -> Tensor:
         """Its gradient."""
@@ -170,7 +170,7 @@ def view(problem: Problem | Landscape, parameters: Parameters = None) -> tuple[L
     scape = problem if isinstance(problem, Landscape) else Landscape(problem)
     if parameters is None:
         return scape, scape.start
-    vector = parameters if isinstance(parameters, Tensor) else _tree.flatten(parameters)
+    vector = parameters if isinstance(parameters, Tensor) else tree.flatten(parameters)
     if vector.shape != scape.start.shape:
         raise InputError(
             f"parameters have shape {tuple(vector.shape)}; expected a flat vector of {scape.size} numbers or a "

@@ -19,8 +19,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
 from tacit.theory.flows import flow
 from tacit.theory.jets import Progress, analytic_radius, interpolated_coefficients, taylor_coefficients
 from tacit.theory.kinks import refuse_kinks

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.theory.jets import taylor_coefficients
 from tacit.theory.kinks import refuse_kinks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory.landscape import Landscape, Parameters, view
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.batching import all_orders
 from tacit.theory.landscape import Landscape
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd, jvp
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.theory.landscape import Field, Landscape
 from tacit.theory.logarithm import ModifiedFlow
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.theory.coefficients import is_negative, simplified, text_of
 from tacit.theory.flows import RateField
 from tacit.theory.jets import taylor_coefficients

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.func import hessian, jacfwd
 
-from tacit._arguments import finite_number, whole_number
-from tacit._lanczos import krylov_decomposition
+from tacit._util.arguments import finite_number, whole_number
+from tacit._util.lanczos import krylov_decomposition
 from tacit.problem import Problem
 from tacit.theory.landscape import Field, Landscape, view
 

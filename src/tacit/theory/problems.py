@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 
 DOUBLE = torch.float64

@@ -37,8 +37,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, vmap
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
 from tacit.edges import sampling_factor
 from tacit.problem import Problem
 from tacit.theory.fixed_time import Moments, integrated_moments, pushed_by_covariance, small

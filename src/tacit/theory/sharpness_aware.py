@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory.corrections import gd_second_correction
 from tacit.theory.flows import RateField

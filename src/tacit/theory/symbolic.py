@@ -11,7 +11,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.batching import all_orders
 from tacit.problem import Problem
 from tacit.theory.coefficients import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.theory.coefficients import exact, simplified
 from tacit.theory.polynomials import Polynomial
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from tacit._arguments import whole_number
+from tacit._util.arguments import whole_number
 from tacit.problem import Problem
 from tacit.theory.comparisons import learning_rates_below
 from tacit.theory.flows import flow_at_rates

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tacit._errors import InputError
-from tacit._lanczos import extreme_eigenpairs
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.lanczos import extreme_eigenpairs
+from tacit._util.random_generators import generator
 from tacit.problem import Problem
 from tacit.theory.corrections import sgd_first_correction, sgd_second_correction, sgd_second_correction_estimate
 from tacit.theory.guards import require_third_derivatives, warn_if_not_smooth

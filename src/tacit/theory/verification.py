@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.problem import Problem
 from tacit.theory import problems
 from tacit.theory.comparisons import Experiment, Rival, learning_rates_below

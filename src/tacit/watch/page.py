@@ -7,7 +7,7 @@ import hashlib
 import re
 from functools import cache
 
-from tacit._page_files import page_text
+from tacit._util.page_files import page_text
 from tacit.report.style import PAGE_COLOURS, SHAPES
 
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.watch.page import content_security_policy, watch_page
 from tacit.watch.state import Answer
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tacit._counted import counted
-from tacit._errors import InputError, TacitError
+from tacit._util.errors import InputError, TacitError
+from tacit._util.plural import counted
 from tacit.report.rows import core_seconds
 from tacit.studies.describe.library import library_folder, study_names
 from tacit.studies.describe.study import load_study

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit._tensor_file import arrays_sha256
+from tacit._util.tensor_file import arrays_sha256
 from tacit.studies.data.cifar10 import BATCHES, FOLDER, RECORD
 from tacit.studies.data.facts import Data, Dataset, Facts
 from tacit.studies.data.fashion_mnist import FASHION_MNIST

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small_copies import RECORDS, own_members, packed, tar
 
-from tacit._tensor_file import arrays_sha256
+from tacit._util.tensor_file import arrays_sha256
 from tacit.studies.data import cifar10
 from tacit.studies.data import load as load_module
 from tacit.studies.data.cifar10 import ARCHIVE, BATCHES, CIFAR10, FOLDER

@@ -15,7 +15,7 @@ import pytest
 from small_copies import IDX, lay, one_file, packed, small_fashion
 
 from tacit import InputError
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies.data.facts import Dataset
 from tacit.studies.data.files import fetch, read_or_fetch
 

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from tacit import InputError
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies.describe.study import parse_study
 from tacit.studies.execute.executor import FALSE_STARTS, Attempts, Executor, FleetTask, Lost, Worker
 from tacit.studies.execute.messages import Message

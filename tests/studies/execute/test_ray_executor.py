@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from in_process import rows_on_disk, wait_for
-from tacit._errors import TacitError
-from tacit._provenance import provenance
+from tacit._util.errors import TacitError
+from tacit._util.provenance import provenance
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, load_study

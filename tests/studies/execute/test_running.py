@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from in_process import InProcess, Listener, rows_on_disk, wait_for
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.report import read_parts
 from tacit.studies import runner
 from tacit.studies.describe.spec import LATER, MOST_EVALUATIONS, RunSpec, digest

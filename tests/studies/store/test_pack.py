@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from in_process import InProcess, Listener, study
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.report import read_parts
 from tacit.studies import runner
 from tacit.studies.data.facts import Data

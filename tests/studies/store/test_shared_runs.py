@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from in_process import InProcess, Listener, rows_on_disk, study
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 from tacit.studies import runner
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, load_study, parse_study

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.batching import epoch_batches
 from tacit.penalty.pieces import drawn_rows
 from tacit.studies.data.facts import Data

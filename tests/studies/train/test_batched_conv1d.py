@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tacit import InputError
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.train import batched_conv1d, batched_mlp, operations

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.train import operations
 from tacit.studies.train.models import SkipInitBlock, WideResNet, mlp, wide_resnet
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oracles import penalised_gradient
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.spec import RunSpec

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.batching import epoch_batches
 from tacit.studies.data.load import load
 from tacit.studies.describe.spec import RunSpec, make_run
@@ -211,7 +211,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "sentence"), WRONG, ids=[str(values) for values, _ in WRONG])
 def test_own_code_that_cannot_work_is_refused_before_a_worker_starts(values: dict[str, Any], sentence: str) -> None:
     raw = {"name": "own", "fixed": {**BASE, **values}}
-    from tacit._own_code import source_hashes
+    from tacit._util.own_code import source_hashes
 
     raw["fixed"]["own_code"] = source_hashes({raw["fixed"]["dataset"], raw["fixed"]["model"]})
     with pytest.raises(InputError, match=sentence):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.train import module_program, residual_derivatives

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import tacit
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.batching import ORDERS, epoch_batches
 from tacit.schedules import SCHEDULES, cosine, paper_decay
 from tacit.studies.data.facts import Data

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.objective import LARGEST_ERROR, Objective, Outcome
 from tacit.penalty.registry import METHODS, Method, fastest_exact
 from tacit.penalty.surroundings.refusals import TranslatedErrors, UnsupportedModelError

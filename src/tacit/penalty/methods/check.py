@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
-from tacit._graph import leaf_uses
-from tacit._tree import real, total
+from tacit._util.errors import InputError
+from tacit._util.graph import leaf_uses
+from tacit._util.tree import real, total
 from tacit.layers.layer_use import LayerUse
 from tacit.penalty.objective import gradients_of
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart, inner_product
 from tacit.penalty.objective import Objective, Outcome, gradients_of
 from tacit.penalty.surroundings.buffers import BufferVersions

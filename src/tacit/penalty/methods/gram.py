@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._graph import leaf_uses
+from tacit._util.errors import InputError
+from tacit._util.graph import leaf_uses
 from tacit.layers.capture import Capture
 from tacit.layers.kinds import EmbeddingUse, LinearUse
 from tacit.layers.layer_use import LayerUse

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tacit._tree import real
+from tacit._util.tree import real
 from tacit.layers.kinds import LinearUse
 from tacit.layers.micro_batch_capture import NotInOnePassError, UsesChangedError
 from tacit.penalty.methods.one_pass import OnePass

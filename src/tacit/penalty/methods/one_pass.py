@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tacit._graph import leaf_uses, suspects
+from tacit._util.graph import leaf_uses, suspects
 from tacit.layers.kinds import LinearUse
 from tacit.layers.micro_batch_capture import (
     MicroBatchCapture,

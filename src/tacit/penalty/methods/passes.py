@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from tacit._errors import InputError
-from tacit._tree import real, total
+from tacit._util.errors import InputError
+from tacit._util.tree import real, total
 from tacit.layers.kinds import LinearUse
 from tacit.layers.layer_use import LayerUse
 from tacit.layers.penalty_part import GradientWatch, PenaltyPart, RowWatch

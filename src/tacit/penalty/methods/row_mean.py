@@ -21,9 +21,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from tacit._errors import InputError
-from tacit._graph import leaf_uses
-from tacit._precision import CoarsestUnit
+from tacit._util.errors import InputError
+from tacit._util.graph import leaf_uses
+from tacit._util.rounding import CoarsestUnit
 from tacit.penalty.objective import Objective, gradients_of
 from tacit.penalty.pieces import Cut, Piece, row_tensors
 from tacit.penalty.surroundings.state import RandomState

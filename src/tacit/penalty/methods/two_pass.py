@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
-from tacit._graph import leaf_uses
-from tacit._tree import real, total
+from tacit._util.errors import InputError
+from tacit._util.graph import leaf_uses
+from tacit._util.tree import real, total
 from tacit.layers.modes import modes_on
 from tacit.layers.penalty_part import PenaltyPart, penalty_part
 from tacit.penalty.methods.kinks import Kinks

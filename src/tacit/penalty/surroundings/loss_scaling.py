@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tacit._errors import InputError
-from tacit._graph import nodes, operation
+from tacit._util.errors import InputError
+from tacit._util.graph import nodes, operation
 
 _log = logging.getLogger("tacit")
 # A factor before one of these is a factor of the result.

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from tacit._errors import InputError
-from tacit._graph import REENTRANT_CHECKPOINT, WRONG_SECOND_DERIVATIVES
+from tacit._util.errors import InputError
+from tacit._util.graph import REENTRANT_CHECKPOINT, WRONG_SECOND_DERIVATIVES
 
 NOTHING_REACHED = (
     "the loss depends on none of the penalised parameters; expected a closure that runs the model given to the penalty."

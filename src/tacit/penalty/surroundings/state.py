@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.surroundings.buffers import put_back
 
 

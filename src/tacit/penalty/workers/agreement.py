@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 def facts_of_step(*, failed: bool, portions: Sequence[int], strength: float, weight: float, handing: int) -> list[int]:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.sink import GradientSum
 from tacit.penalty.workers.agreement import facts_of_step, refuse_disagreement
 from tacit.penalty.workers.replica import Replica

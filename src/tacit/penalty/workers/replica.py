@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.layers.calls import tensors_in
 from tacit.penalty.sink import GradientSum, zero_with_gradients
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.penalty.methods.kinks import Kinks
 from tacit.penalty.methods.two_pass import Views
 from tacit.penalty.objective import Objective, Outcome

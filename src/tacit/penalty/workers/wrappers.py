@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 REMEDY = "the penalty needs whole parameters. Use DistributedDataParallel."
 

@@ -8,9 +8,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from tacit import _tensor_file
-from tacit._errors import TacitError
-from tacit._files import write_atomically
+from tacit._util import tensor_file
+from tacit._util.errors import TacitError
+from tacit._util.files import write_atomically
 from tacit.studies.data.facts import Data, Dataset
 
 
@@ -33,14 +33,14 @@ def cache_path(dataset: Dataset) -> Path:
 def read_cached(dataset: Dataset) -> Data | None:
     """The cached arrays; None when there are none, or when they are not what the dataset gives."""
     try:
-        arrays, _ = _tensor_file.decode(cache_path(dataset).read_bytes())
+        arrays, _ = tensor_file.decode(cache_path(dataset).read_bytes())
         data = Data(**arrays)
     except (OSError, ValueError, TypeError):
         return None
-    return data if dataset.arrays_sha256 in ("", _tensor_file.arrays_sha256(data.arrays)) else None
+    return data if dataset.arrays_sha256 in ("", tensor_file.arrays_sha256(data.arrays)) else None
 
 
 def write_cached(dataset: Dataset, data: Data) -> None:
     """Best effort: without a writable cache the data is made anew by each process."""
     with contextlib.suppress(TacitError):
-        write_atomically(cache_path(dataset), _tensor_file.encode(data.arrays, {"dataset": dataset.name}))
+        write_atomically(cache_path(dataset), tensor_file.encode(data.arrays, {"dataset": dataset.name}))

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tacit._errors import InputError, TacitError
-from tacit._files import write_error
-from tacit._tensor_file import arrays_sha256
+from tacit._util.errors import InputError, TacitError
+from tacit._util.files import write_error
+from tacit._util.tensor_file import arrays_sha256
 from tacit.studies.data.cache import cache_folder
 from tacit.studies.data.facts import Data, Dataset
 

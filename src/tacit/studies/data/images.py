@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.data.facts import Facts
 
 PADDING = 4  # pixels at the published size of the images

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacit._errors import InputError
-from tacit._own_code import call, is_own
+from tacit._util.errors import InputError
+from tacit._util.own_code import call, is_own
 from tacit.studies.data.cache import read_cached, write_cached
 from tacit.studies.data.datasets import DATASETS
 from tacit.studies.data.facts import ARRAYS, Data

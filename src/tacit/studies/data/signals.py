@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 
 
 @dataclass(frozen=True)

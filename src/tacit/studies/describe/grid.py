@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.describe.error_messages import shorten, unknown_key
 from tacit.studies.describe.spec import RUN_KEYS, RunSpec, make_run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.describe.study import Study, load_study
 
 BY_DATASET = ("quick", "standard")  # studies/DATASET/SCALE/: the same figures on one task

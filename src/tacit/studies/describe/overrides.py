@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.describe.error_messages import shorten
 from tacit.studies.describe.grid import Table, as_range, grid_tables, run_key
 from tacit.studies.describe.spec import RUN_KEYS, number

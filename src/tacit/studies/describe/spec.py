@@ -22,8 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from tacit._errors import InputError
-from tacit._own_code import is_own
+from tacit._util.errors import InputError
+from tacit._util.own_code import is_own
 from tacit.schedules import SCHEDULES
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.describe.error_messages import error_message, shorten

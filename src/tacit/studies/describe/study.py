@@ -20,9 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from tacit._errors import InputError
-from tacit._own_code import source_hashes
-from tacit._parsing import MEGABYTE, read_bounded
+from tacit._util.errors import InputError
+from tacit._util.own_code import source_hashes
+from tacit._util.parsing import MEGABYTE, read_bounded
 from tacit.studies.describe.error_messages import error_message, shorten
 from tacit.studies.describe.figure_options import check_figures
 from tacit.studies.describe.grid import Table, expand

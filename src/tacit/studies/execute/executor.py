@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from tacit._arguments import whole_number
-from tacit._errors import InputError, TacitError
+from tacit._util.arguments import whole_number
+from tacit._util.errors import InputError, TacitError
 from tacit.studies.execute.messages import Message
 from tacit.studies.execute.signals import uninterrupted
 from tacit.studies.train.packing import Fleet

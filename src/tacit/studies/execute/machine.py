@@ -7,7 +7,7 @@ import math
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

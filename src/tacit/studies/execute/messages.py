@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tacit._errors import TacitError
-from tacit._parsing import parse_json
+from tacit._util.errors import TacitError
+from tacit._util.parsing import parse_json
 
 
 @dataclass(frozen=True)

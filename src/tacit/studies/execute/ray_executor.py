@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tacit._errors import InputError
-from tacit._provenance import provenance
+from tacit._util.errors import InputError
+from tacit._util.provenance import provenance
 from tacit.studies.execute.executor import ATTEMPTS, Event, Executor, FleetTask, Lost, MessageHandler, Worker
 from tacit.studies.execute.machine import ONE_THREAD, known_device, named_in_environment
 from tacit.studies.execute.messages import Message, decode, encode

@@ -67,7 +67,7 @@ class RayWorker:
         """Versions that rows depend on; the process and the node for those who look."""
         import ray
 
-        from tacit._provenance import provenance
+        from tacit._util.provenance import provenance
 
         node = ray.get_runtime_context().get_node_id()
         return {"versions": provenance()["versions"], "pid": os.getpid(), "node": node}

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from tacit._errors import InputError, TacitError
-from tacit._provenance import provenance
+from tacit._util.errors import InputError, TacitError
+from tacit._util.provenance import provenance
 from tacit.studies.execute.messages import Message, Pipe, receive, send
 
 if TYPE_CHECKING:

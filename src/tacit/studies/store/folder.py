@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacit._errors import InputError, TacitError
-from tacit._files import write_atomically, write_error
-from tacit._parsing import MEGABYTE, parse_json, read_bounded
+from tacit._util.errors import InputError, TacitError
+from tacit._util.files import write_atomically, write_error
+from tacit._util.parsing import MEGABYTE, parse_json, read_bounded
 from tacit.studies.describe.spec import LATER, RunSpec, canonical
 from tacit.studies.describe.study import Study
 from tacit.studies.store import lock

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tacit._errors import TacitError
-from tacit._files import write_error
+from tacit._util.errors import TacitError
+from tacit._util.files import write_error
 
 # `is_held` has the lock for an instant: whoever begins to write tries again before it gives up.
 PATIENCE_SECONDS = 0.5

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit._errors import TacitError
-from tacit._files import write_error
+from tacit._util.errors import TacitError
+from tacit._util.files import write_error
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import Contents, ResultsFolder
 from tacit.studies.store.rows import MOST_BYTES, Meta, Row, encode_packed

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit._errors import TacitError
-from tacit._parsing import MEGABYTE, parse_json, read_bounded
+from tacit._util.errors import TacitError
+from tacit._util.parsing import MEGABYTE, parse_json, read_bounded
 from tacit.studies.describe.spec import LATER, RunSpec, canonical, digest
 
 Row = dict[str, Any]

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tacit._counted import counted
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
+from tacit._util.plural import counted
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study
 from tacit.studies.store.folder import Contents, ResultsFolder, results_folders

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit._errors import InputError, TacitError
-from tacit._parsing import MEGABYTE, parse_json
+from tacit._util.errors import InputError, TacitError
+from tacit._util.parsing import MEGABYTE, parse_json
 from tacit.studies.describe.spec import digest
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.store.rows import json_file, read_or_damage

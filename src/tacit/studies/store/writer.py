@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tacit._counted import counted
-from tacit._provenance import provenance
+from tacit._util.plural import counted
+from tacit._util.provenance import provenance
 from tacit.studies.execute.messages import Message
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.train.packing import Fleet

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.train.batched_mlp import Layers, Link
 from tacit.studies.train.models import PADDING, STRIDE, conv1d
 

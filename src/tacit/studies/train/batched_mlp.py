@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit._random import generator
+from tacit._util.random_generators import generator
 from tacit.studies.train.models import mlp
 
 

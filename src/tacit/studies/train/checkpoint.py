@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit import _tensor_file
-from tacit._errors import TacitError
+from tacit._util import tensor_file
+from tacit._util.errors import TacitError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,13 +19,13 @@ class DamagedCheckpointError(TacitError):
 
 
 def encode(arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> bytes:
-    return _tensor_file.encode(arrays, state)
+    return tensor_file.encode(arrays, state)
 
 
 def decode(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the state, or DamagedCheckpointError."""
     try:
-        return _tensor_file.decode(content)
+        return tensor_file.decode(content)
     except ValueError:
         raise DamagedCheckpointError("the checkpoint does not match its checksum.") from None
 
@@ -35,12 +35,12 @@ def peek_file(path: Path) -> dict[str, Any]:
     with open(path, "rb") as opened:
         start = opened.read(8)
         length = int.from_bytes(start, "little")
-        return _tensor_file.peek(start + opened.read(length)) if length < os.fstat(opened.fileno()).st_size else {}
+        return tensor_file.peek(start + opened.read(length)) if length < os.fstat(opened.fileno()).st_size else {}
 
 
 def share_done(content: bytes) -> float:
     """The share of its work that a checkpoint says is done, from 0 to 1; 0 where it says nothing of the kind."""
-    return share_in(_tensor_file.peek(content))
+    return share_in(tensor_file.peek(content))
 
 
 def share_in(state: Mapping[str, Any]) -> float:

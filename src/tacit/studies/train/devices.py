@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 KINDS = ("cuda", "mps", "cpu")  # in the order of `auto`
 

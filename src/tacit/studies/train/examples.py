@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit._errors import InputError
-from tacit._random import generator
+from tacit._util.errors import InputError
+from tacit._util.random_generators import generator
 from tacit.studies.data import images, signals
 from tacit.studies.data.facts import Data, Facts
 from tacit.studies.describe.spec import SHIFT, RunSpec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 from tacit.studies.data.facts import Facts
 
 

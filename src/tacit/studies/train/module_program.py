@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._errors import InputError
-from tacit._own_code import call, is_own
-from tacit._random import derive_seed, generator
+from tacit._util.errors import InputError
+from tacit._util.own_code import call, is_own
+from tacit._util.random_generators import derive_seed, generator
 from tacit.penalty import GradientPenalty, Relative, SharpnessAware
 from tacit.studies.data.facts import Facts
 from tacit.studies.describe.spec import RunSpec

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tacit._own_code import is_own
+from tacit._util.own_code import is_own
 from tacit.studies.data.datasets import FACTS
 
 if TYPE_CHECKING:

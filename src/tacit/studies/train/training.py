@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._own_code import check_unchanged, import_function, is_own
+from tacit._util.own_code import check_unchanged, import_function, is_own
 from tacit.batching import epoch_batches
 from tacit.schedules import schedule
 from tacit.studies.data.datasets import facts_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from tacit._errors import InputError
-from tacit._own_code import check_unchanged, is_own
+from tacit._util.errors import InputError
+from tacit._util.own_code import check_unchanged, is_own
 from tacit.studies.data.datasets import facts_of
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tacit._parsing import parse_json
+from tacit._util.parsing import parse_json
 
 if TYPE_CHECKING:
     import numpy as np

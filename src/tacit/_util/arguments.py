@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 
 def whole_number(name: str, value: Any, *, at_least: int | None = None, remedy: str = "") -> int:

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 STREAMS = ("init", "order", "augment", "probe", "dropout", "draw", "labels")
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacit._errors import InputError
+from tacit._util.errors import InputError
 
 Array = np.ndarray
 Product = Callable[[Array], Array]  # v ↦ A v, float64 vectors

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tacit._errors import TacitError
+from tacit._util.errors import TacitError
 
 
 def write_atomically(path: Path, content: bytes | str, *, sync: bool = False) -> Path:

@@ -1,0 +1,1 @@
+"""Private helpers of every room: they import nothing of the package but each other."""
