@@ -65,6 +65,7 @@ def reproduce(
 
     * `tacit reproduce --scale paper --dataset fashion_mnist --device cuda --workers 4`
     """
+    from tacit._counted import counted
     from tacit._errors import InputError
     from tacit.report.terminal import print_verdicts
     from tacit.studies import runner
@@ -90,7 +91,7 @@ def reproduce(
     runs = sum(len(study.runs) for study in studies.values())
     left = cost(run for plan in plans.values() for fleet in plan.fleets for run in fleet.runs)
     studies_text = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
-    print(f"{runs} runs in {studies_text}, {left.runs} left: {left}, into {folder.path}")
+    print(f"{counted(runs, 'run')} in {studies_text}, {left.runs} left: {left}, into {folder.path}")
     if dry_run:
         for plan in plans.values():
             print(indent(str(plan), "  "))
