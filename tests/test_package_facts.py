@@ -6,7 +6,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import tacit
+from tacit._util.provenance import commit
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -37,3 +40,9 @@ def test_workflows_only_call_make() -> None:
 def test_the_package_is_checked_on_every_classified_python() -> None:
     (matrix,) = re.findall(r"python: \[(.*)\]", "".join(path.read_text() for path in WORKFLOWS))
     assert re.findall(r"3\.\d+", matrix) == classified()
+
+
+def test_results_made_in_a_checkout_name_its_commit() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    assert commit()

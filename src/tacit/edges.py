@@ -73,10 +73,10 @@ class Step:
         return self.weight_decay + strength * inside**2 / 2, 1 + strength * inside, square
 
 
-PLAIN = Step()
+_PLAIN = Step()
 
 
-def largest_stable_curvature(learning_rate: float, *, strength: float = 0.0, step: Step = PLAIN) -> float:
+def largest_stable_curvature(learning_rate: float, *, strength: float = 0.0, step: Step = _PLAIN) -> float:
     """h*, the curvature at which the step stops contracting.
 
     plain 2/ε,   penalized (√(1 + 4λ/ε) − 1)/λ,   in general the root of ε κ(h) = `stability_limit`
@@ -97,7 +97,7 @@ def largest_stable_curvature(learning_rate: float, *, strength: float = 0.0, ste
     return 2 * left / (linear + math.sqrt(linear**2 + 4 * square * left))
 
 
-def largest_stable_strength(learning_rate: float, curvature: float, *, step: Step = PLAIN) -> float:
+def largest_stable_strength(learning_rate: float, curvature: float, *, step: Step = _PLAIN) -> float:
     """λ*, the strength of the penalty at which the step stops contracting along a direction of this curvature.
 
     plain (2/h)(2/(εh) − 1),   heavy ball (2/h)(2(1+β)/(εh) − 1)
@@ -116,7 +116,7 @@ def largest_stable_strength(learning_rate: float, curvature: float, *, step: Ste
     return 2 * left / ((h + step.decay_inside) ** 2 + (step.curvature_spread * h) ** 2)
 
 
-def largest_stable_learning_rate(curvature: float, *, strength: float = 0.0, step: Step = PLAIN) -> float:
+def largest_stable_learning_rate(curvature: float, *, strength: float = 0.0, step: Step = _PLAIN) -> float:
     """ε*, the learning rate at which the step stops contracting: `stability_limit` over κ(h).
 
     >>> largest_stable_learning_rate(4.0), largest_stable_learning_rate(4.0, strength=0.5)

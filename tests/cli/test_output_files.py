@@ -32,18 +32,19 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "study.toml").write_text(STUDY)
+    (tmp_path / "posed.py").write_text("def make():\n    raise AssertionError('measured before the file was tried')\n")
     folder, ((fleet, *_),) = make_folder(tmp_path / "runs", [rates_study(rates=2)])
     finish(folder, fleet)
     return tmp_path
 
 
 COMMANDS = {
-    "measure into a folder": ("measure", "--width", "4", "--depth", "1", "--train-size", "32", "--json", "folder.json"),
-    "measure below a file": ("measure", "--width", "4", "--depth", "1", "--train-size", "32", "--json", "file/a.json"),
-    "measure where no folder is": ("measure", "--train-size", "32", "--json", "nowhere/a.json"),
+    "measure into a folder": ("measure", "--problem", "posed:make", "--json", "folder.json"),
+    "measure below a file": ("measure", "--problem", "posed:make", "--json", "file/a.json"),
+    "measure where no folder is": ("measure", "--problem", "posed:make", "--json", "nowhere/a.json"),
     "advise into a folder": (
-        *("advise", "--learning-rate", "0.1", "--batch-size", "8", "--new-batch-size", "16", "--width", "4"),
-        *("--train-size", "32", "--json", "folder.json"),
+        *("advise", "--problem", "posed:make", "--learning-rate", "0.1", "--batch-size", "8"),
+        *("--new-batch-size", "16", "--json", "folder.json"),
     ),
     "bench into a folder": ("bench", "--quick", "--json", "folder.json"),
     "bench below a file": ("bench", "--quick", "--json", "file/a.json"),
@@ -51,8 +52,6 @@ COMMANDS = {
     "verify below a file": ("verify", "--problem", "quadratic", "--json", "file/a.json"),
     "picture into a folder": ("verify", "--picture", "folder.png"),
     "picture below a file": ("verify", "--picture", "file/a.png"),
-    "a model larger than the machine": ("measure", "--width", "1000000", "--train-size", "32"),
-    "a depth larger than the machine": ("measure", "--depth", "100000000", "--train-size", "32"),
     "a study into a file": ("run", "study.toml", "--into", "file"),
     "a study into its own file": ("run", "study.toml", "--into", "study.toml"),
     "a study below a file": ("run", "study.toml", "--into", "file/runs"),
@@ -61,7 +60,6 @@ COMMANDS = {
     "figures planned into a file": ("reproduce", "--dry-run", "--into", "study.toml"),
     "a report of a file": ("report", "study.toml"),
     "rows from a file": ("explore", "--rows", "study.toml"),
-    "a wide model": ("measure", "--width", "100000", "--depth", "4", "--train-size", "32"),
     "a study of wide models": ("run", "study.toml", "width=100000", "depth=4", "--into", "wide"),
     "a report into a folder": ("report", "runs", "--out", "folder.html"),
     "a report below a file": ("report", "runs", "--out", "file/a.html"),

@@ -82,10 +82,10 @@ def test_an_update_of_ones_own_is_verified_drawn_and_stored(tmp_path: Path, monk
         (("--update", "json:dumps2"), "cannot be imported"),
         (("--json", "no-such-folder/out.json"), "does not exist"),
         (("--json", "."), "is a folder"),
-        (("--json", "out.txt"), "expected one of .json"),
-        (("--figure", "out.txt"), "expected one of .png, .svg, .pdf"),
+        (("--json", "out.txt"), "expected .json"),
+        (("--figure", "out.txt"), "expected .png or .svg or .pdf"),
         (("--picture", "."), "is a folder"),
-        (("--picture", "picture.txt"), "expected one of .png, .svg, .pdf"),
+        (("--picture", "picture.txt"), "expected .png or .svg or .pdf"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(

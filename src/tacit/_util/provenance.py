@@ -33,7 +33,7 @@ def _version(name: str) -> str | None:
 
 def commit() -> str | None:
     """The commit of the checkout this package runs from, `-dirty` when files differ from it; None when installed."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
     try:

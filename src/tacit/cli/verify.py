@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit._util.errors import InputError
+from tacit.cli._output_file import check_output_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +66,9 @@ def verify(
     from tacit.theory.problems import PROBLEMS
     from tacit.theory.update_study import UpdateStudy
 
-    _check_target("--json", json, (".json",))
-    _check_target("--figure", figure, figures.FORMATS)
-    _check_target("--picture", picture, figures.FORMATS)
+    check_output_file("--json", json, endings=(".json",))
+    check_output_file("--figure", figure, endings=figures.FORMATS)
+    check_output_file("--picture", picture, endings=figures.FORMATS)
     if figure is not None or picture is not None:
         figures.pyplot()  # refused before minutes are spent
     if picture is not None:
@@ -93,18 +94,6 @@ def verify(
         print(f"wrote {figures.draw_study(orders, figure)}")
     if not study.passed:
         raise typer.Exit(1)
-
-
-def _check_target(option: str, target: Path | None, endings: tuple[str, ...]) -> None:
-    """Refuse, before anything is computed, a file that could not be written."""
-    if target is None:
-        return
-    if target.is_dir():
-        raise InputError(f"{option} {str(target)!r} is a folder; expected a file that ends in {' or '.join(endings)}.")
-    if target.suffix not in endings:
-        raise InputError(f"{option} {str(target)!r} ends in {target.suffix!r}; expected one of {', '.join(endings)}.")
-    if not target.parent.is_dir():
-        raise InputError(f"folder {str(target.parent)!r} does not exist; make it first.")
 
 
 def _verify_each(names: list[str], update: str | None) -> list[ConvergenceStudy] | list[UpdateStudy]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from tacit._util.errors import InputError
 from tacit.integrations.frameworks import load
 from tacit.integrations.lightning_refusals import refuse_strategy
+from tacit.integrations.replaced import replaced
 from tacit.penalty import GradientPenalty, SharpnessAware
 
 _wrappers: Any = load("lightning.fabric.wrappers")
@@ -35,7 +35,8 @@ class _AfterSetup:
     def loss(self, closure: Callable[..., Tensor], *batch: Any, **options: Any) -> Tensor:
         """As in the base class; the scaler is Fabric's."""
         options.setdefault("scaler", getattr(self.fabric_model._strategy.precision, "scaler", None))
-        with _without_refusal(self.fabric_model):
+        # Outputs of the model get no hook here. Should Fabric rename it, Fabric refuses the pass: never silently.
+        with replaced(self.fabric_model, "_register_backward_hook", lambda tensor: tensor):
             loss: Tensor = super().loss(closure, *batch, **options)  # type: ignore[misc]
         # Fabric refuses a backward of its own for this tensor as for the model's outputs: it would be unscaled.
         self.fabric_model._register_backward_hook(loss)
@@ -62,13 +63,3 @@ class FabricSharpnessAware(_AfterSetup, SharpnessAware):
 
     With `sampled=n` the closure takes the batch: `sam.loss(closure, inputs, targets)`.
     """
-
-
-@contextmanager
-def _without_refusal(model: Any) -> Iterator[None]:
-    """Inside, outputs of the model get no hook. Should Fabric rename it, Fabric refuses the pass: never silently."""
-    object.__setattr__(model, "_register_backward_hook", lambda tensor: tensor)
-    try:
-        yield
-    finally:
-        del model.__dict__["_register_backward_hook"]

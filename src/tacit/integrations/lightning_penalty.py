@@ -8,8 +8,8 @@ lets `training_step` return that tensor and leaves everything else to Lightning.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +31,7 @@ from tacit.integrations.options import (
     logs_share,
     needs_batch,
 )
+from tacit.integrations.replaced import nothing, replaced
 from tacit.integrations.step_means import StepMeans
 from tacit.penalty import GradientPenalty
 from tacit.penalty import SharpnessAware as SharpnessAwareRule
@@ -52,7 +53,7 @@ class _InPlaceOfTheLoss(_lightning.Callback):  # type: ignore[misc]
         self.progress_bar = progress_bar
         self.rule: GradientRule | None = None
         self._state: dict[str, Any] = {}
-        self._unwrap: Callable[[], None] | None = None
+        self._wrapping = ExitStack()
         self._means, self._window, self._calls_of_step = StepMeans(), 0, CallsOfStep()
         self._calls = self._gradients = 0  # in this fit: losses made, and gradients handed out
 
@@ -88,25 +89,16 @@ class _InPlaceOfTheLoss(_lightning.Callback):  # type: ignore[misc]
 
     def _release(self) -> None:
         self._state, self.rule = self.state_dict(), None
-        if self._unwrap is not None:
-            self._unwrap()
-            self._unwrap = None
+        self._wrapping.close()
 
     def _wrap(self, trainer: Any, module: Any) -> None:
-        own = module.__dict__.get("training_step")
         step = module.training_step
 
         @functools.wraps(step)
         def training_step(*arguments: Any, **named: Any) -> Any:
             return self._step(trainer, module, step, arguments, named)
 
-        def unwrap() -> None:
-            if own is None:
-                module.__dict__.pop("training_step", None)
-            else:
-                module.training_step = own
-
-        module.training_step, self._unwrap = training_step, unwrap
+        self._wrapping.enter_context(replaced(module, "training_step", training_step))
 
     def _step(
         self, trainer: Any, module: Any, step: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
@@ -121,7 +113,7 @@ class _InPlaceOfTheLoss(_lightning.Callback):  # type: ignore[misc]
             # it logs, and what it returns, are those of the whole batch, once.
             whole = not batch or batch[0] is arguments[0]
             counts = whole and module.training == training and not outputs and not finds_direction(rule)
-            with nullcontext() if counts else _without_logging(module):
+            with nullcontext() if counts else replaced(module, "log", nothing):
                 found = step(*batch, *arguments[len(batch) :], **named)
             if counts:
                 outputs.append(found)
@@ -219,12 +211,3 @@ class SharpnessAware(_InPlaceOfTheLoss):
 
 class _SkippedBatchError(Exception):
     """`training_step` returned no loss."""
-
-
-@contextmanager
-def _without_logging(module: Any) -> Iterator[None]:
-    module.log = lambda *arguments, **named: None
-    try:
-        yield
-    finally:
-        del module.log

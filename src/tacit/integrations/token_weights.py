@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._util.errors import InputError
+from tacit.integrations.replaced import replaced
 from tacit.penalty.pieces import rows_of
 
 Share = Callable[[Mapping[str, Any], float], float]  # of a batch in a step, from its inputs and the step's tokens
@@ -110,7 +111,7 @@ class TokenWeights:
             return self._plain(compute_loss, inputs, None)
         except TypeError:
             own = torch.as_tensor(all_items) * self._counted_by_trainer(inputs, float(all_items))
-            with _one_device(self.trainer.args):
+            with replaced(self.trainer.args, "average_tokens_across_devices", False):
                 return self._plain(compute_loss, inputs, own.round().to(torch.int64))
 
     def _plain(self, compute_loss: Callable[[Any, Any], Tensor], inputs: Mapping[str, Any], items: Any) -> Tensor:
@@ -121,17 +122,8 @@ class TokenWeights:
 
     def _counted_by_trainer(self, inputs: Mapping[str, Any], all_items: float) -> float:
         """Counted by `Trainer` itself, on this device alone."""
-        with _one_device(self.trainer.args):
+        with replaced(self.trainer.args, "average_tokens_across_devices", False):
             return float(self.trainer._get_num_items_in_batch([inputs], self.trainer.args.device)) / all_items
-
-
-@contextmanager
-def _one_device(arguments: Any) -> Iterator[None]:
-    across, arguments.average_tokens_across_devices = arguments.average_tokens_across_devices, False
-    try:
-        yield
-    finally:
-        arguments.average_tokens_across_devices = across
 
 
 def _labels_but_the_first(inputs: Mapping[str, Any], all_items: float) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from tacit._util.errors import InputError
 from tacit.diagnostics import Recorder
 from tacit.integrations.frameworks import load
+from tacit.integrations.replaced import replaced
 
 _transformers: Any = load("transformers")
 
@@ -26,6 +28,7 @@ class NoiseScale(_transformers.TrainerCallback):  # type: ignore[misc]
         self.trainer, self.options = trainer, options
         self.batch_size, self.train_size = batch_size, train_size
         self.recorder: Recorder | None = None
+        self._wrapping = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         trainer = self.trainer
@@ -36,7 +39,7 @@ class NoiseScale(_transformers.TrainerCallback):  # type: ignore[misc]
         self.recorder = Recorder(
             trainer.model, batch_size=batch_size, train_size=self.train_size or _examples(trainer), **self.options
         )
-        own, step = trainer.__dict__.get("training_step"), trainer.training_step
+        step = trainer.training_step
 
         def training_step(*arguments: Any, **more: Any) -> Any:
             loss = step(*arguments, **more)
@@ -44,12 +47,10 @@ class NoiseScale(_transformers.TrainerCallback):  # type: ignore[misc]
                 self._record()
             return loss
 
-        trainer.training_step, self._own = training_step, own
+        self._wrapping.enter_context(replaced(trainer, "training_step", training_step))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        del self.trainer.training_step
-        if self._own is not None:
-            self.trainer.training_step = self._own
+        self._wrapping.close()
 
     def _record(self) -> None:
         assert self.recorder is not None

@@ -32,6 +32,7 @@ from tacit.integrations.options import (
     logs_share,
     needs_batch,
 )
+from tacit.integrations.replaced import nothing, replaced
 from tacit.integrations.step_means import StepMeans
 from tacit.integrations.token_weights import TokenWeights
 from tacit.integrations.transformers_refusals import (
@@ -184,7 +185,7 @@ class PenaltyMixin:
     def _computing(self, *, silent: bool) -> Iterator[None]:
         self._inside_penalty = True
         try:
-            with _without_log(self) if silent else nullcontext():
+            with replaced(self, "log", nothing) if silent else nullcontext():
                 yield
         finally:
             self._inside_penalty = False
@@ -214,18 +215,6 @@ class _State(_transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         attributes = _encoded(self.trainer.gradient_penalty.state_dict())
         state.stateful_callbacks[_KEYS[self.trainer._rule_kind]] = {"args": {}, "attributes": attributes}
-
-
-@contextmanager
-def _without_log(trainer: Any) -> Iterator[None]:
-    own = trainer.__dict__.get("log")
-    trainer.log = lambda *arguments, **named: None
-    try:
-        yield
-    finally:
-        del trainer.log
-        if own is not None:
-            trainer.log = own
 
 
 def _encoded(state: Mapping[str, Any]) -> dict[str, Any]:

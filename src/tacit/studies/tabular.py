@@ -11,11 +11,10 @@ from typing import Any
 
 from tacit._util.files import write_atomically
 from tacit.studies.store.folder import Row, read_rows
+from tacit.studies.store.rows import MEASURED, MEASURED_LATER
 
-RESULTS = (
-    "status", "diverged_at", "best_test_accuracy", "final_test_accuracy", "best_train_accuracy",
-    "final_train_accuracy", "full_loss", "implicit_regularizer",
-)  # fmt: skip
+# Without the counts that a spec has under the same names.
+RESULTS = ("status", *[name for name in (*MEASURED, *MEASURED_LATER) if name not in ("updates", "epochs")])
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:

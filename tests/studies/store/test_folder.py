@@ -21,6 +21,7 @@ from tacit.studies import runner
 from tacit.studies.describe.spec import LATER, MOST_EVALUATIONS, RunSpec, digest
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.store import folder as folder_module
+from tacit.studies.store import rows as rows_module
 from tacit.studies.store.folder import ResultsFolder, read_rows
 from tacit.studies.store.rows import MEASURED, MOST_BYTES, SERIES, Damage
 from tacit.studies.store.status import FolderStatus, folder_status
@@ -448,3 +449,20 @@ def test_what_a_killed_process_left_beside_finished_rows_is_removed_by_the_next_
     folder.write_failure(FLEET.id, {"error": "an earlier one", "attempts": 3})
     runner.run(STUDY, folder.path)
     assert sorted(path.name for path in folder.fleet_folder(FLEET.id).iterdir()) == ["meta.json", "rows.jsonl"]
+
+
+def test_rows_that_were_stored_before_a_column_are_read_with_none_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "MEASURED_LATER", ("gradient_noise",))
+    made = ResultsFolder(tmp_path / "study")
+    with made.locked():
+        made.open_for(STUDY)
+        made.write_rows(FLEET.id, [{**IN_FLEET[0], "gradient_noise": 0.5}, *IN_FLEET[1:]], meta={})
+    noises = [row["gradient_noise"] for row in read_rows(made.path)]
+    assert sorted(noises, key=str) == [0.5, *[None] * (len(IN_FLEET) - 1)]
+
+
+def test_a_column_that_is_no_number_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "MEASURED_LATER", ("gradient_noise",))
+    assert "gradient_noise" in (rows_module.row_problem({**IN_FLEET[0], "gradient_noise": "much"}, 1) or "")

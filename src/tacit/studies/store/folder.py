@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from tacit._util.errors import InputError, TacitError
 from tacit._util.files import write_atomically, write_error
 from tacit._util.parsing import MEGABYTE, parse_json, read_bounded
-from tacit.studies.describe.spec import LATER, RunSpec, canonical
+from tacit.studies.describe.spec import RunSpec, canonical
 from tacit.studies.describe.study import Study
 from tacit.studies.store import lock
 from tacit.studies.store.rows import (
@@ -39,6 +39,7 @@ from tacit.studies.store.rows import (
     Meta,
     Row,
     RowFile,
+    complete,
     encode_rows,
     json_file,
     read_fleet,
@@ -100,9 +101,9 @@ class Contents:
                 self.metas[row["run"]] = metas.get(row.get("fleet"), only)
 
     def rows_of(self, runs: Iterable[RunSpec]) -> list[Row]:
-        """The rows of those runs that are finished, in their order; every spec has every key."""
+        """The rows of those runs that are finished, in their order, complete."""
         rows = (self.rows.get(run.hash) for run in runs)
-        return [{**row, "spec": {**LATER, **row["spec"]}} for row in rows if row is not None]
+        return [complete(row) for row in rows if row is not None]
 
 
 class ResultsFolder:

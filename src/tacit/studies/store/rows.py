@@ -27,10 +27,12 @@ MOST_LINES = 10_000  # of a rows file: a fleet has a few dozen runs
 MOST_CONTAINERS = 100  # lists and tables of a row: it has 8
 PACKED_FORMAT = 1
 ABSENT = (FileNotFoundError, NotADirectoryError)
-MEASURED = (  # a number, or null for a run that diverged
+MEASURED = (  # the columns of results: a number, or null for a run that diverged
     "diverged_at", "updates", "epochs", "best_test_accuracy", "final_test_accuracy", "best_train_accuracy",
     "final_train_accuracy", "full_loss", "implicit_regularizer",
 )  # fmt: skip
+# Columns of later versions (`Training._row` makes them). A row that was stored before them is read with null there.
+MEASURED_LATER: tuple[str, ...] = ()
 STATUSES = ("finished", "diverged")
 SERIES = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")  # of `history`
 
@@ -160,7 +162,8 @@ def row_problem(row: Any, number: int) -> str | None:
         return f"holds a run in line {number} that does not match its hash"
     history = row["history"]
     series = [history.get(name) for name in SERIES] if isinstance(history, dict) else [None]
-    wrong = [key for key in MEASURED if not (row[key] is None or _is_number(row[key]))]
+    measured = (*MEASURED, *MEASURED_LATER)
+    wrong = [key for key in measured if not (row.get(key) is None or _is_number(row[key]))]
     wrong += [] if row["status"] in STATUSES else ["status"]
     wrong += [] if all(isinstance(each, list) and all(map(_is_number, each)) for each in series) else ["history"]
     return f"has a {wrong[0]} in line {number} that cannot be read" if wrong else None
@@ -168,6 +171,11 @@ def row_problem(row: Any, number: int) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def complete(row: Row) -> Row:
+    """The row with every key of its spec, and every column."""
+    return {**dict.fromkeys(MEASURED_LATER), **row, "spec": {**LATER, **row["spec"]}}
 
 
 def read_or_damage(path: Path, *, most: int) -> bytes | Damage | None:
