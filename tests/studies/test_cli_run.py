@@ -282,7 +282,7 @@ def test_a_study_is_listed_copied_and_not_copied_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "studies", "list") == 0
-    names = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "mnist1d/quick/rates" in names
     assert typed(monkeypatch, "studies", "copy", "mnist1d/quick/rates", "--into", tmp_path) == 0
     assert load_study(tmp_path / "rates.toml") == load_study(library_folder() / "mnist1d" / "quick" / "rates.toml")
