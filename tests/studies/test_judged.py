@@ -42,11 +42,11 @@ def made(judged: Any, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_arm_of_a_task_has_as_many_settings_on_the_same_signals(judged: Any) -> None:
+def test_every_arm_of_a_task_has_its_settings_on_the_same_signals(judged: Any) -> None:
     for task in judged.TASKS:
         rows = made(judged, f"tune-{task}")
         sizes = {arm: len(judged.accuracies(rows, task, arm, dataset="mnist1d")) for arm in judged.OWN}
-        assert set(sizes.values()) == {120}
+        assert min(sizes.values()) >= 120  # a best setting at an end adds values
 
 
 def test_a_best_setting_at_an_end_asks_for_the_next_value(judged: Any) -> None:
@@ -97,7 +97,7 @@ def test_the_files_to_judge_have_new_seeds_and_signals_and_make_the_table(judged
             "SAM": "gains", "relative strength": "loses"
         }  # fmt: skip
         assert [task["arms"][arm]["price"] for arm in ("SAM", "SAM, 16 rows", "plain")] == [2.0, 1.1, None]
-        assert {arm["settings"] for arm in task["arms"].values()} == {120}
+        assert min(arm["settings"] for arm in task["arms"].values()) >= 120
     assert list(tasks) == list(judged.TASKS)
 
 
