@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tacit.studies.data.facts import Data
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.execute.executor import Event, Executor, FleetTask, MessageHandler, Worker
 from tacit.studies.execute.messages import Message
 from tacit.studies.progress import Watcher
 from tacit.studies.train.checkpoint import DamagedCheckpointError
+from tacit.studies.train.packing import Fleet
 from tacit.studies.train.training import Training
 
 
@@ -80,3 +83,19 @@ def wait_for(condition: Callable[[], Any], *, seconds: float = 120) -> Any:
             return found
         time.sleep(0.02)
     raise AssertionError("waited in vain")
+
+
+def train_fleet(
+    fleet: Fleet,
+    data: Data,
+    *,
+    resume: bytes | None = None,
+    pause: Callable[[Training], None] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> list[dict[str, Any]]:
+    """The rows of a fleet. `pause` is called now and then and may take a checkpoint, or raise to stop."""
+    training = Training(fleet, data, dtype=dtype)
+    if resume is not None:
+        training.restore(resume)
+    training.advance(pause=pause)
+    return training.rows()

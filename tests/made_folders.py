@@ -13,6 +13,7 @@ import numpy as np
 from tacit.studies.describe.spec import RunSpec
 from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.rows import Damage, Row, RowFile, read_fleet
 from tacit.studies.train import checkpoint
 from tacit.studies.train.packing import Fleet
 
@@ -53,6 +54,12 @@ def finish(folder: ResultsFolder, fleet: Fleet, *, diverged: int = 0, seconds: f
     ]
     meta = {"fleet": fleet.id, "runs": len(rows), "seconds": seconds, "ended": "2026-01-01T00:00:00+00:00"}
     folder.write_rows(fleet.id, rows, meta=meta)
+
+
+def rows_of_fleet(folder: ResultsFolder, fleet: str) -> tuple[Row, ...] | Damage | None:
+    """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
+    found = read_fleet(folder.fleet_folder(fleet))
+    return found.rows if isinstance(found, RowFile) else found
 
 
 def train_a_part(folder: ResultsFolder, fleet: Fleet, done: float, *, cpu_seconds: float = 0.0) -> None:

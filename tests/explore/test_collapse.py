@@ -59,7 +59,7 @@ def test_the_distances_between_curves_are_the_report_s(tmp_path: Path) -> None:
     script = "DATA.sweeps.map(({ points }) => [gap(points, 1), gap(points, 0), scoredPoints(points).length])"
     found = evaluate(collapse_page(rows), script, tmp_path)
     for sweep, (near, far, count) in zip(sweeps, found, strict=True):
-        expected = sweep.judged()
+        expected = sweep.question.judged(sweep.points)
         assert expected.gap > 1e-4, "the test would compare zeros"
         # Sums of a dozen products of numbers of order one, in another order.
         assert near == pytest.approx(expected.gap, abs=1e-12)

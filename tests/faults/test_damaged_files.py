@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_folders import finish
+from made_folders import finish, rows_of_fleet
 from tacit._util import tensor_file
 from tacit._util.parsing import parse_json, read_bounded
 from tacit.studies.describe.study import parse_study
@@ -39,12 +39,12 @@ def spoiled(whole: bytes, how: Spoil) -> bytes:
 def test_spoiled_rows_are_the_same_rows_or_damage(tmp_path: Path, how: Spoil) -> None:
     folder = ResultsFolder(tmp_path)
     finish(folder, FLEET)
-    right = folder.rows(FLEET.id)
+    right = rows_of_fleet(folder, FLEET.id)
     packed = encode_packed(right, [{"fleet": FLEET.id}])
     for path in (folder.rows_path(FLEET.id), folder.rows_path(FLEET.id).with_name("meta.json")):
         whole = path.read_bytes()
         path.write_bytes(spoiled(whole, how))
-        assert isinstance(folder.rows(FLEET.id), Damage) or folder.rows(FLEET.id) == right
+        assert isinstance(rows_of_fleet(folder, FLEET.id), Damage) or rows_of_fleet(folder, FLEET.id) == right
         path.write_bytes(whole)
     (tmp_path / "packed").write_bytes(spoiled(packed, how))
     found = read_packed(tmp_path / "packed")

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tacit
+from in_process import train_fleet
 from tacit.cli import app
 from tacit.studies.describe.study import Study
 from tacit.studies.train.packing import Fleet
-from tacit.studies.train.training import train_fleet
 from tacit.studies.tuning import StrengthArms, point_of, with_validation
 
 FIXED = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from made_folders import everything, finish, make_folder, rates_study, train_a_part
+from made_folders import everything, finish, make_folder, rates_study, rows_of_fleet, train_a_part
 from tacit.report import build_report, read_parts
 from tacit.studies.describe.library import library_folder
 from tacit.studies.describe.study import load_study
@@ -87,7 +87,7 @@ def test_curves_are_those_of_the_metric_that_is_asked_for(metric: str, made: tup
     folder, fleets = made
     finish(folder, fleets[0])
     train_a_part(folder, fleets[1], 0.5)
-    state, rows = FolderState(folder.path), folder.rows(fleets[0].id)
+    state, rows = FolderState(folder.path), rows_of_fleet(folder, fleets[0].id)
     assert isinstance(rows, tuple)
     shown = [curve["values"] for curve in fleet_of(state, fleets[0], metric)["curves"]]
     assert sorted(shown) == [pytest.approx(each, rel=1e-3) for each in sorted(row["history"][metric] for row in rows)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit._util.errors import InputError
 from tacit._util.timing import time_interleaved, waits_for
+from tacit.bench.accuracy import gradient_and_product, norm
 from tacit.bench.memory import allocated_bytes
 from tacit.bench.paired import median_with_interval
 from tacit.bench.run import machine
@@ -94,7 +95,7 @@ def _exactness(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> di
     penalty = GradientPenalty(model, STRENGTH)
     penalty.backward(closure, *batch)  # a refusal comes before anything else
     plain, product = _float64_gradients(model, closure, batch)
-    length, product_length = _norm(plain), _norm(product)
+    length, product_length = norm(plain), norm(product)
     penalty.strength = strength = 2 * length / product_length if product_length else 1.0
     pairs = []
     for backward in (lambda: closure(*batch).backward(), lambda: penalty.backward(closure, *batch)):
@@ -104,7 +105,7 @@ def _exactness(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> di
         pairs.append([_gradient(parameter) for parameter in model.parameters() if parameter.requires_grad])
     expected = [g + strength / 2 * product_part for g, product_part in zip(plain, product, strict=True)]
     own, ours = (
-        _norm(found.double() - right for found, right in zip(pair, wanted, strict=True)) / (length or 1.0)
+        norm(found.double() - right for found, right in zip(pair, wanted, strict=True)) / (length or 1.0)
         for pair, wanted in zip(pairs, (plain, expected), strict=True)
     )
     return {
@@ -117,19 +118,13 @@ def _exactness(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> di
 
 
 def _float64_gradients(model: nn.Module, closure: Closure, batch: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """∇Ĉ and ∇²Ĉ ∇Ĉ by plain double backward; nothing of this package's methods."""
+    """∇Ĉ and ∇²Ĉ ∇Ĉ of the model in float64."""
     tensors = [tensor.double() if tensor.is_floating_point() else tensor for tensor in row_tensors(batch)]
     with _put_back(model), sdpa_kernel(SDPBackend.MATH):
         model.double()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch.manual_seed(SEED)
-        loss = closure(*with_tensors(batch, tensors))
-        plain = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-        half = sum((gradient.square().sum() for gradient in plain), torch.zeros_like(loss)) / 2
-        product = [torch.zeros_like(gradient) for gradient in plain]
-        if half.requires_grad:  # not of a linear loss
-            product = list(torch.autograd.grad(half, parameters, materialize_grads=True))
-    return [gradient.detach() for gradient in plain], product
+        return gradient_and_product(closure(*with_tensors(batch, tensors)), parameters)
 
 
 class _Plain:
@@ -197,7 +192,7 @@ def _strengths(
     assert penalty.last is not None
     assert penalty.last.gradient_squared_norm is not None
     length = float(penalty.last.gradient_squared_norm) ** 0.5
-    part = _norm(_gradient(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    part = norm(_gradient(parameter) for parameter in model.parameters() if parameter.requires_grad)
     sharpness = None if penalty.last.batch_sharpness is None else float(penalty.last.batch_sharpness)
     found: dict[str, float | None] = {"strength": STRENGTH, "share": part / length if length else None}
     found |= {"batch_sharpness": sharpness, "strength_at_ratio_1": None, "largest_stable_strength": None}
@@ -264,7 +259,3 @@ def _put_back(model: nn.Module) -> Iterator[None]:
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))

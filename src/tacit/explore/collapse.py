@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tacit._util.errors import InputError
-from tacit.report.collapse_score import Collapse, collapse
+from tacit._util.plural import counted
 from tacit.report.figures.collapses import RATES, STRENGTHS, Question
 from tacit.report.points import Points, accuracy, points_of
 from tacit.report.rows import Row, epochs_of, planned_updates
@@ -26,25 +28,11 @@ class Sweep:
     """Rates without a penalty, or strengths at one rate, at several batch sizes."""
 
     question: Question
-    key: str  # of the spec, on the axis
     rows: list[Row]
 
     @property
     def points(self) -> Points:
         return points_of(self.rows, accuracy(SHOWN))
-
-    def judged(self) -> Collapse:
-        """The report's distances at equal ε/B (λ/B) and at equal ε (λ), on the points that count there."""
-        points, question = self.points, self.question
-        chosen = [index for index, counts in enumerate(question.counted(points)) if counts]
-        specs = [points.specs[index] for index in chosen]
-        return collapse(
-            points.layout,
-            chosen,
-            curve=[spec[question.curve] for spec in specs],
-            x=[question.x.of(spec) for spec in specs],
-            rival=[question.rival.of(spec) for spec in specs],
-        )
 
 
 def collapse_sweeps(rows: Sequence[Row]) -> list[Sweep]:
@@ -55,11 +43,10 @@ def collapse_sweeps(rows: Sequence[Row]) -> list[Sweep]:
     plain = [row for row in rows if row["spec"]["inner_steps"] == 1]
     rates = [row for row in plain if row["spec"]["strength"] == 0]
     strengths = [row for row in plain if row["spec"]["strength"] > 0]
-    # The method of the penalty says nothing where there is none. At fixed epochs rates are compared, at fixed updates
-    # strengths: as in figures 3a and 3b.
+    # At fixed epochs rates are compared, at fixed updates strengths: as in figures 3a and 3b.
     found = [
-        Sweep(RATES, "learning_rate", _largest(rates, "learning_rate", free=("method",), updates=False)),
-        Sweep(STRENGTHS, "strength", _largest(strengths, "strength", free=(), updates=True)),
+        Sweep(RATES, _largest(rates, "learning_rate", updates=False)),
+        Sweep(STRENGTHS, _largest(strengths, "strength", updates=True)),
     ]
     kept = [sweep for sweep in found if sweep.rows]
     if not kept:
@@ -77,8 +64,8 @@ def as_json(sweeps: Sequence[Sweep]) -> str:
 
 def _sweep_json(sweep: Sweep) -> dict[str, Any]:
     points, question = sweep.points, sweep.question
-    counted = question.counted(points)
-    judged = sweep.judged()
+    counts = question.counted(points)
+    judged = question.judged(points)
     ratio = judged.ratio.interval()
     return {
         "facts": _facts(sweep),
@@ -95,10 +82,11 @@ def _sweep_json(sweep: Sweep) -> dict[str, Any]:
         "points": [
             {
                 "batchSize": points.specs[index]["batch_size"],
-                "x": points.specs[index][sweep.key],
+                "x": question.rival.of(points.specs[index]),
                 "accuracy": float(points.layout.means[index]),
-                "variance": _or_zero(points.layout.error(index) ** 2),
-                "counts": counted[index],
+                # With one seed the scatter is not known: nothing is taken away for it.
+                "variance": float(np.nan_to_num(points.layout.error(index) ** 2)),
+                "counts": counts[index],
                 "runs": [
                     {"accuracy": row[SHOWN], "diverged": row["status"] != "finished"}
                     for row in points.rows[index]
@@ -119,22 +107,17 @@ def _facts(sweep: Sweep) -> str:
     seeds = len({row["spec"]["seed"] for row in rows})
     text = (
         f"{len(rows)} runs on {spec['dataset']}: {spec['train_size']:,} training examples, {spec['model']}, {length}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}. Highest test accuracy of each run."
+        f"{counted(seeds, 'seed')}. Highest test accuracy of each run."
     )
     lost = sum(row[SHOWN] is None for row in rows)
     return text + (f" Of these, {lost} diverged before they were first evaluated and are not drawn." if lost else "")
 
 
-def _or_zero(variance: float) -> float:
-    """With one seed the scatter is not known: nothing is taken away for it."""
-    return float(variance) if math.isfinite(variance) else 0.0
-
-
-def _largest(rows: Sequence[Row], axis: str, *, free: tuple[str, ...], updates: bool) -> list[Row]:
+def _largest(rows: Sequence[Row], axis: str, *, updates: bool) -> list[Row]:
     """The runs that are alike in all but the axis, batch size and seed: of most batch sizes, then of most runs."""
     alike: dict[str, dict[str, Row]] = {}
     for row in rows:
-        rest: Mapping[str, Any] = {k: v for k, v in row["spec"].items() if k not in (axis, *FREE, *free)}
+        rest: Mapping[str, Any] = {k: v for k, v in row["spec"].items() if k not in (axis, *FREE)}
         length = planned_updates(row) if updates else f"{epochs_of(row):.6g}"
         alike.setdefault(json.dumps([rest, length], sort_keys=True), {})[row["run"]] = row
     groups = [list(group.values()) for group in alike.values()]

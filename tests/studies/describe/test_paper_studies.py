@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from in_process import train_fleet
 from tacit import InputError, cli
 from tacit.report import catalogue
 from tacit.studies.data.datasets import FACTS
@@ -22,7 +23,6 @@ from tacit.studies.describe.library import library, library_folder
 from tacit.studies.describe.spec import RunSpec, make_run
 from tacit.studies.describe.study import load_study
 from tacit.studies.train.packing import Fleet
-from tacit.studies.train.training import train_fleet
 
 STUDIES = library(None, "paper")
 CIFAR = [name for name in STUDIES if name.endswith("cifar10")]

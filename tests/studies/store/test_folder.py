@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from made_folders import rows_of_fleet
 from tacit._util.errors import TacitError
 from tacit.report import read_parts
 from tacit.studies import runner
@@ -23,7 +24,7 @@ from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.store import folder as folder_module
 from tacit.studies.store import rows as rows_module
 from tacit.studies.store.folder import ResultsFolder, read_rows
-from tacit.studies.store.rows import MEASURED, MOST_BYTES, SERIES, Damage
+from tacit.studies.store.rows import MEASURED, MOST_BYTES, SERIES, Damage, read_meta
 from tacit.studies.store.status import FolderStatus, folder_status
 from tacit.studies.train.packing import CAPS, pack
 
@@ -70,7 +71,7 @@ def test_a_stored_study_is_the_study(folder: ResultsFolder) -> None:
 
 
 def test_the_checksum_of_the_rows_is_stored_beside_them(folder: ResultsFolder) -> None:
-    meta = folder.meta(FLEET.id)
+    meta = read_meta(folder.fleet_folder(FLEET.id))
     assert meta is not None
     assert len(meta["rows_sha256"]) == 64
     assert meta["seconds"] == 1.0
@@ -83,7 +84,7 @@ DAMAGES = [lambda text: text[:-1], lambda text: text.replace(b"0.5", b"0.6"), la
 def test_damaged_rows_are_refused_with_a_sentence(damage: Any, folder: ResultsFolder) -> None:
     path = folder.rows_path(FLEET.id)
     path.write_bytes(damage(path.read_bytes()))
-    assert isinstance(folder.rows(FLEET.id), Damage)
+    assert isinstance(rows_of_fleet(folder, FLEET.id), Damage)
     with pytest.raises(TacitError, match="checksum"):
         read_rows(folder.path)
 
@@ -118,7 +119,7 @@ def test_a_row_that_is_not_ours_is_damage_even_with_its_checksum(row: Any, folde
 def test_rows_of_other_runs_than_the_fleets_are_damage(rows: list[Any], folder: ResultsFolder) -> None:
     with folder.locked():
         folder.write_rows(FLEET.id, rows, meta={})
-    assert isinstance(folder.rows(FLEET.id), Damage)
+    assert isinstance(rows_of_fleet(folder, FLEET.id), Damage)
 
 
 def test_damaged_rows_are_moved_aside_over_those_of_an_earlier_time(folder: ResultsFolder) -> None:
@@ -129,7 +130,7 @@ def test_damaged_rows_are_moved_aside_over_those_of_an_earlier_time(folder: Resu
             assert len(folder.move_damage_aside()) == 1
         assert not path.exists()
         assert path.with_name("rows.damaged.jsonl").read_bytes() == content
-    assert folder.rows(FLEET.id) is None
+    assert rows_of_fleet(folder, FLEET.id) is None
     assert read_rows(folder.path) == []
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from in_process import train_fleet
 from tacit._util.random_generators import generator
 from tacit.batching import epoch_batches
 from tacit.penalty.pieces import drawn_rows
@@ -19,7 +20,7 @@ from tacit.studies.train.examples import with_noise
 from tacit.studies.train.models import conv1d, mlp
 from tacit.studies.train.module_program import Single
 from tacit.studies.train.packing import Fleet, pack
-from tacit.studies.train.training import Training, train_fleet
+from tacit.studies.train.training import Training
 
 SMALL: dict[str, Any] = {
     "train_size": 64, "batch_size": 16, "width": 12, "depth": 2, "evaluations": 4, "updates": 200,

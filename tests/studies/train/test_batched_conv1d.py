@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from in_process import train_fleet
 from tacit import InputError
 from tacit._util.random_generators import generator
 from tacit.studies.data.facts import Data
@@ -19,7 +20,7 @@ from tacit.studies.train.batched_program import Batched
 from tacit.studies.train.models import conv1d
 from tacit.studies.train.module_program import Single
 from tacit.studies.train.packing import Fleet, has_run_axis, pack
-from tacit.studies.train.training import Training, train_fleet
+from tacit.studies.train.training import Training
 
 CONV: dict[str, Any] = {
     "model": "conv1d", "train_size": 64, "batch_size": 16, "width": 6, "depth": 3, "evaluations": 2,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from in_process import train_fleet
 from oracles import penalised_gradient
 from tacit._util.random_generators import generator
 from tacit.studies.data.datasets import FACTS
@@ -22,7 +23,7 @@ from tacit.studies.train.batched_program import Batched
 from tacit.studies.train.models import SkipInitBlock
 from tacit.studies.train.module_program import Single
 from tacit.studies.train.packing import Fleet
-from tacit.studies.train.training import Training, train_fleet
+from tacit.studies.train.training import Training
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"train_size": 64, "batch_size": 16, "width": 12, "depth": 2, "evaluations": 2}

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import tacit
+from in_process import train_fleet
 from tacit._util.random_generators import generator
 from tacit.batching import ORDERS, epoch_batches
 from tacit.schedules import SCHEDULES, cosine, paper_decay
@@ -19,7 +20,7 @@ from tacit.studies.train import training as training_module
 from tacit.studies.train.checkpoint import DamagedCheckpointError
 from tacit.studies.train.models import mlp
 from tacit.studies.train.packing import Fleet
-from tacit.studies.train.training import HISTORY, Training, train_fleet
+from tacit.studies.train.training import HISTORY, Training
 
 SMALL: dict[str, Any] = {"train_size": 64, "batch_size": 16, "width": 12, "depth": 2, "evaluations": 5}
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tacit.report import rules
-from tacit.report.collapse_score import FEWEST_SCORED, collapse
+from tacit.report.collapse_score import FEWEST_SCORED, Collapse, collapse
 from tacit.report.figure import Drawing, Source, need
 from tacit.report.figures.sweeps import TEST
 from tacit.report.points import Panel, Points, curve
@@ -42,6 +42,18 @@ class Question:
     def counted(self, points: Points) -> tuple[bool, ...]:
         return points.learned if self.only_learned else points.layout.trains
 
+    def judged(self, points: Points) -> Collapse:
+        """How far the curves lie apart at equal values of the variable and of the rival, on the points that count."""
+        chosen = [index for index, counts in enumerate(self.counted(points)) if counts]
+        specs = [points.specs[index] for index in chosen]
+        return collapse(
+            points.layout,
+            chosen,
+            curve=[spec[self.curve] for spec in specs],
+            x=[self.x.of(spec) for spec in specs],
+            rival=[self.rival.of(spec) for spec in specs],
+        )
+
 
 RATES = Question(VARIABLES["temperature"], VARIABLES["learning_rate"], "batch_size", "B", "batch", True)
 STRENGTHS = Question(VARIABLES["strength_ratio"], VARIABLES["strength"], "batch_size", "B", "batch", False)
@@ -55,14 +67,8 @@ def draw_collapse(source: Source, question: Question, *, says: str) -> Drawing:
     points = source.points
     need(question.values(points), f"at least two values of {question.curve}", at_least=2)
     counted = question.counted(points)
-    chosen = need([index for index, counts in enumerate(counted) if counts], "points that train")
-    found = collapse(
-        points.layout,
-        chosen,
-        curve=[points.specs[index][question.curve] for index in chosen],
-        x=[question.x.of(points.specs[index]) for index in chosen],
-        rival=[question.rival.of(points.specs[index]) for index in chosen],
-    )
+    need([counts for counts in counted if counts], "points that train")
+    found = question.judged(points)
     x, rival = question.x.symbol, question.rival.symbol
     share = "90" if question.only_learned else "75"
     pale = "" if all(counted) else (

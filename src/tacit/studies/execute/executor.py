@@ -162,7 +162,8 @@ class Executor(ABC):
     # -- the loop -------------------------------------------------------------------------------------------------
     def _hand_out(self, waiting: list[FleetTask]) -> None:
         busy = sum(worker.task is not None for worker in self._pool)
-        self._start_missing(min(self.workers, busy + len(waiting)))
+        while len(self._pool) < min(self.workers, busy + len(waiting)):
+            self._pool.append(self._start())
         for worker in [worker for worker in self._pool if worker.task is None]:
             if waiting and (worker.ready or not self.waits_until_ready):
                 worker.task, worker.checkpoint = waiting.pop(0), None
@@ -175,10 +176,6 @@ class Executor(ABC):
                 worker.send(Message("train", facts, worker.task.checkpoint or b""))
             elif not waiting and not self.keeps_idle:
                 self._forget(worker)
-
-    def _start_missing(self, wanted: int) -> None:
-        while len(self._pool) < wanted:
-            self._pool.append(self._start())
 
     def _forget(self, worker: Worker) -> None:
         self._pool.remove(worker)

@@ -43,7 +43,6 @@ from tacit.studies.store.rows import (
     encode_rows,
     json_file,
     read_fleet,
-    read_meta,
     read_or_damage,
     read_packed,
     unreadable_is_not_damage,
@@ -270,14 +269,6 @@ class ResultsFolder:
 
     def has_begun(self, fleet: str) -> bool:
         return self.fleet_folder(fleet).is_dir()
-
-    def rows(self, fleet: str) -> tuple[Row, ...] | Damage | None:
-        """The rows of a finished fleet; None when it is not finished; Damage when they cannot be trusted."""
-        found = read_fleet(self.fleet_folder(fleet))
-        return found.rows if isinstance(found, RowFile) else found
-
-    def meta(self, fleet: str) -> Meta | None:
-        return read_meta(self.fleet_folder(fleet))
 
     def write_rows(self, fleet: str, rows: Sequence[Row], *, meta: Mapping[str, Any]) -> None:
         """Finish a fleet. meta.json goes first: rows without their checksum are never seen."""

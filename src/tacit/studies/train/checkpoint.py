@@ -46,8 +46,3 @@ def share_done(content: bytes) -> float:
 def share_in(state: Mapping[str, Any]) -> float:
     """`share_done` of a state that `peek_file` gave."""
     return min(max(float(state.get("done", 0.0)), 0.0), 1.0)
-
-
-def cpu_seconds_in(state: Mapping[str, Any]) -> float:
-    """CPU time that a state says was spent; 0 where it says nothing, because its file is cut."""
-    return float(state.get("cpu_seconds", 0.0))

@@ -30,22 +30,6 @@ CHECK_EVERY = 50  # minibatches between two looks for divergence
 DIVERGED_LOSS = 1e4  # a mean cross-entropy that no training run comes back from: the softmax starts near 2.3
 
 
-def train_fleet(
-    fleet: Fleet,
-    data: Data,
-    *,
-    resume: bytes | None = None,
-    pause: Callable[[Training], None] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> list[dict[str, Any]]:
-    """The rows of a fleet. `pause` is called now and then and may take a checkpoint, or raise to stop."""
-    training = Training(fleet, data, dtype=dtype)
-    if resume is not None:
-        training.restore(resume)
-    training.advance(pause=pause)
-    return training.rows()
-
-
 class Training:
     """A fleet in the middle of training."""
 
@@ -160,7 +144,10 @@ class Training:
         return right / len(judged), loss / len(judged)
 
     def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return losses(logits, labels, smoothing=self.first.label_smoothing)
+        """Cross-entropy of every row, (runs, rows)."""
+        rows, smoothing = logits.flatten(0, 1), self.first.label_smoothing
+        found = F.cross_entropy(rows, labels.flatten(), reduction="none", label_smoothing=smoothing)
+        return found.view(labels.shape)
 
     def _freeze_diverged(self, loss: Tensor) -> None:
         """A run whose loss is not a number, or beyond return, keeps what was seen and trains no further."""
@@ -223,7 +210,7 @@ class Training:
         if any(state.get(key) != value for key, value in self._made_by().items()):
             raise checkpoint.DamagedCheckpointError("the checkpoint is of another fleet or another version.")
         self.position, self.diverged_at, self.history = state["position"], state["diverged_at"], state["history"]
-        self._cpu_before += checkpoint.cpu_seconds_in(state)
+        self._cpu_before += float(state.get("cpu_seconds", 0.0))
         for at, tensor in enumerate(self.program.tensors()):
             tensor.copy_(torch.from_numpy(arrays[f"{at:04}"]))  # into our own memory: alignment decides rounding
         self.program.resumed_at(self.position * self.first.inner_steps)
@@ -248,12 +235,6 @@ def rate_factor(run: RunSpec) -> Callable[[int], float]:
         return schedule(run.schedule, run.minibatches)
     function = import_function(run.schedule)
     return lambda step: float(function(step, run.minibatches))
-
-
-def losses(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of every row, (runs, rows)."""
-    rows = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=smoothing)
-    return rows.view(labels.shape)
 
 
 HISTORY = ("updates", "epochs", "test_accuracy", "train_accuracy", "full_loss")
