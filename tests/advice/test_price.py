@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -38,10 +39,10 @@ def test_the_cheapest_comes_first_and_fewer_penalised_steps_cost_less(advice: ta
     assert costs == sorted(costs)
 
 
-def test_steps_between_penalised_ones_are_timed_as_they_run(
-    advice: tacit.advice.Advice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A clock that shows 1 s for the plain step, 3 s for a penalty's pass of the whole batch, 9 s for other steps."""
+def loss_with_a_clock(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[list[int], bool], float]
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A loss that counts its rows, and a clock that shows what they take, in the plain step or in another."""
     rows: list[int] = []
 
     def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -54,10 +55,18 @@ def test_steps_between_penalised_ones_are_timed_as_they_run(
             step()  # the first one also compares and checks
             rows.clear()
             step()
-            found[name] = [1.0 if not found else 3.0 if rows == [256] else 9.0]
+            found[name] = [seconds(rows, not found)]
         return found
 
     monkeypatch.setattr(price, "time_interleaved", timed)
+    return loss_fn
+
+
+def test_steps_between_penalised_ones_are_timed_as_they_run(
+    advice: tacit.advice.Advice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that shows 1 s for the plain step, 3 s for a penalty's pass of the whole batch, 9 s for other steps."""
+    loss_fn = loss_with_a_clock(monkeypatch, lambda rows, plain: 1.0 if plain else 3.0 if rows == [256] else 9.0)
     found = advice.price(nn.Linear(8, 3), loss_fn, *BATCH)
     by_every = {each.every: each.times_plain for each in found.settings if each.micro_batch_size == 16}
     assert by_every == {k: (9 + 3 * (k - 1)) / k for k in by_every}
@@ -80,22 +89,7 @@ def test_a_sampled_advice_is_priced_at_the_same_strength(advice: tacit.advice.Ad
 
 def test_a_sampled_setting_has_the_time_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that shows so many seconds as rows went through the loss; plain: 256."""
-    rows: list[int] = []
-
-    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows.append(len(targets))
-        return F.cross_entropy(outputs, targets)
-
-    def timed(steps: dict, **options: object) -> dict:
-        found = {}
-        for name, step in steps.items():
-            step()  # the first one also compares and checks
-            rows.clear()
-            step()
-            found[name] = [float(sum(rows))]
-        return found
-
-    monkeypatch.setattr(price, "time_interleaved", timed)
+    loss_fn = loss_with_a_clock(monkeypatch, lambda rows, plain: float(sum(rows)))
     spreads = {16: 0.1, 64: 0.1}
     point = with_spectrum(seen(3.0, 500.0, eigenvalue=2.0), values=(0.0,), square_spreads=spreads)
     for every in (1, 4):

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from command_line import Typed
+from in_process import wait_for
 from tacit._util.errors import TacitError
 from tacit.studies.describe.library import find_study_file, library_folder
 from tacit.studies.describe.study import load_study, parse_study
@@ -81,12 +81,6 @@ def started(file: Path, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([*tacit, *words], stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("sent,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_study_says_what_is_stored_and_how_to_go_on(
     sent: signal.Signals, code: int, file: Path, data: object
@@ -94,7 +88,7 @@ def test_a_stopped_study_says_what_is_stored_and_how_to_go_on(
     folder = file.parent / "out"
     process = started(file, folder)
     (fleet,) = pack(load_study(file, overrides=["epochs=200000"]).runs)
-    wait_for(ResultsFolder(folder).fleet_folder(fleet.id))  # made when the worker tells of progress
+    wait_for(ResultsFolder(folder).fleet_folder(fleet.id).exists)  # made when the worker tells of progress
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code

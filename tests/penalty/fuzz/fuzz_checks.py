@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from finite_truth import Truth, Vector, difference, double_backward, norm_of, plain_steps, real, truth
+from hypothesis import HealthCheck, Phase, settings
 from random_scenarios import Scenario, Setup, set_up
 from torch import Tensor
 
 from tacit import FactoredSGD, GradientPenalty, InputError
 from tacit.penalty import PenaltyRecord, registry
 
+SEARCH = settings(
+    deadline=None, database=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck)
+)
 APPROXIMATE = ("finite_difference",)
 # hardswish, hardsigmoid, hardswish in place
 ROUNDED_SIXTHS = ("Op('curve', 4, 11)", "Op('curve', 4, 12)", "Op('curve_in_place', 4, 6)")

@@ -11,8 +11,8 @@ from collections import Counter
 
 import pytest
 from fuzz_cases import NAMED
-from fuzz_checks import judge
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzz_checks import SEARCH, judge
+from hypothesis import given, seed, settings
 from random_scenarios import Scenario, scenarios
 
 METHODS = {  # cases by method: 2,000 in all
@@ -34,13 +34,7 @@ def search(method: str, *, cases: int, start: int, sampled: bool = False) -> Non
     ends: Counter[str] = Counter()
 
     @seed(start)
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(SEARCH, max_examples=cases)
     @given(scenarios(dtypes=DTYPES, whole=method == "FactoredSGD", sampled=sampled))
     def check(scenario: Scenario) -> None:
         verdict = judge(scenario, method)

@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 import torch
 from finite_truth import Start, Vector, buffers_of, gradient, norm_of, put_buffers, real
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzz_checks import SEARCH
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from random_scenarios import Scenario, Setup, scenarios, set_up
 from torch import Tensor
@@ -107,13 +108,7 @@ def test_no_step_of_a_random_model_is_wrong(number: int) -> None:
     ends: Counter[str] = Counter()
 
     @seed(number)
-    @settings(
-        max_examples=CASES,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(SEARCH, max_examples=CASES)
     @given(scenarios(), st.sampled_from([None, 1, 2, 3]), st.booleans())
     def search(scenario: Scenario, sampled: int | None, by_loss: bool) -> None:
         ends[check(scenario, sampled, by_loss)] += 1

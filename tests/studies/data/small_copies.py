@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tacit._util.tensor_file import arrays_sha256
+from tacit.studies.data import files as data_files
 from tacit.studies.data.cifar10 import BATCHES, FOLDER, RECORD
 from tacit.studies.data.facts import Data, Dataset, Facts
 from tacit.studies.data.fashion_mnist import FASHION_MNIST
@@ -24,6 +26,15 @@ IDX = {  # two training images and one test image
 }
 RECORDS = {name: (bytes([number]) + bytes(range(256)) * 12) * 2 for number, name in enumerate(BATCHES)}  # two each
 assert {len(raw) for raw in RECORDS.values()} == {2 * RECORD}
+
+
+def no_copies(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """No copies but those that a test makes in a folder, and no network."""
+    monkeypatch.setenv("TACIT_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("TACIT_OFFLINE", "1")
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    monkeypatch.setattr(data_files, "DEBIAN", folder / "debian")
+    monkeypatch.setattr(data_files, "CHECKOUT", folder / "installed")
 
 
 def packed(raw: bytes, *, level: int = 9) -> bytes:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from small_copies import lay, small_fashion
+from small_copies import lay, no_copies, small_fashion
 
 from command_line import Typed
 from tacit import cli
 from tacit.studies.data import datasets
-from tacit.studies.data import files as data_files
 from tacit.studies.data.datasets import DATASETS, PUBLISHED
 
 GROUP = typer.main.get_command(cli.app).commands["data"]  # type: ignore[attr-defined]
@@ -23,11 +22,7 @@ GROUP = typer.main.get_command(cli.app).commands["data"]  # type: ignore[attr-de
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TACIT_OFFLINE", "1")
-    monkeypatch.delenv("TACIT_DATA", raising=False)
-    monkeypatch.setattr(data_files, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(data_files, "CHECKOUT", tmp_path / "installed")
+    no_copies(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_copies import lay, small_fashion
+from small_copies import lay, no_copies, small_fashion
 
 from command_line import Typed
 from tacit import InputError
@@ -26,12 +26,7 @@ CHECKOUT = data_files.CHECKOUT  # before a test replaces it
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No copies but those that a test makes, and no network."""
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TACIT_OFFLINE", "1")
-    monkeypatch.delenv("TACIT_DATA", raising=False)
-    monkeypatch.setattr(data_files, "DEBIAN", tmp_path / "debian")
-    monkeypatch.setattr(data_files, "CHECKOUT", tmp_path / "installed")
+    no_copies(monkeypatch, tmp_path)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
