@@ -17,7 +17,7 @@ Rules, written before the grid was run:
 - the table counts agreement over all settings, and apart over those more than a factor 1.5 in εκ from the edge.
 
 This is the second grid. The first (seeds 70 to 73) predicted 2(1+β) for momentum: on MNIST-1D 7 of 12 settings at most
-at 0.75 λ* were seen unstable, `edge_cause.py` found out why, and these seeds were not looked at before.
+at 0.75 λ* were seen unstable (results/edge_cause.json has why), and these seeds were not looked at before.
 
 Steps beyond the edge often come back: they are thrown to a flatter place. The rule counts that as unstable too.
 """

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tacit import InputError
+from command_line import Ended, Typed
+from tacit import InputError, cli
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.train import devices
@@ -29,6 +31,21 @@ def process_as_it_starts() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("tacit").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """`typed("status", folder)` is `tacit status folder`, through `main`: that turns bad input into a sentence and exit
+    code 2, and typer's CliRunner stops before it."""
+
+    def typed(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["tacit", *map(str, words)])
+        capsys.readouterr()  # what the test itself printed
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return typed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

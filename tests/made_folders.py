@@ -70,10 +70,6 @@ def train_a_part(folder: ResultsFolder, fleet: Fleet, done: float, *, cpu_second
     folder.write_checkpoint(fleet.id, checkpoint.encode({"0000": np.zeros(100, dtype="float32")}, state))
 
 
-def one_run_fleets(study: Study) -> list[Fleet]:
-    return [Fleet((run,)) for run in study.runs]
-
-
 def make_folder(path: Path, studies: Sequence[Study]) -> tuple[ResultsFolder, list[list[Fleet]]]:
     """A folder with these studies, nothing trained yet, and the fleets of each."""
     folder = ResultsFolder(path)

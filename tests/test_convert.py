@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import tacit
 from tacit.convert import CONVENTIONS, from_strength, to_strength
 
 
@@ -169,22 +168,3 @@ def test_the_documented_table_names_every_convention_and_no_other() -> None:
     page = (Path(__file__).parents[1] / "docs" / "choosing-a-method.md").read_text()
     section = page.split("## Coming from another code base")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(CONVENTIONS)
-
-
-def test_what_is_missing_or_too_much_is_named() -> None:
-    with pytest.raises(tacit.InputError, match=r"no context; expected gradient_norm"):
-        to_strength("sam", 0.05)
-    with pytest.raises(tacit.InputError, match=r"got learning_rate; expected none"):
-        to_strength("trl", 0.05, learning_rate=0.1)
-    with pytest.raises(tacit.InputError, match=r"'SAM' is unknown; use one of fullbatchtraining"):
-        from_strength("SAM", 0.05)
-    with pytest.raises(tacit.InputError, match=r"gradient_norm=0.0"):
-        to_strength("sam", 0.05, gradient_norm=0.0)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
-    with pytest.raises(tacit.InputError, match=r"coefficient=.*expected a finite number"):
-        to_strength("trl", value)
-    with pytest.raises(tacit.InputError, match=r"strength=.*expected a finite number"):
-        from_strength("trl", value)

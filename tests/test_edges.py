@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import tacit
 from tacit import edges
 from tacit._util import tree
 from tacit.theory import Landscape, problems
@@ -187,19 +186,3 @@ def test_the_limits_are_those_of_the_eigenvalues_of_the_step() -> None:
 def test_a_step_that_is_unstable_without_a_penalty_has_no_stable_strength() -> None:
     assert edges.largest_stable_strength(1.0, 2.5) == 0.0
     assert edges.largest_stable_curvature(1.0, step=edges.Step(weight_decay=2.5)) == 0.0
-
-
-@pytest.mark.parametrize(
-    "call,words",
-    [
-        (lambda: edges.stability_limit(momentum=1.0), "momentum=1.0; expected 0 <= momentum < 1"),
-        (lambda: edges.stability_limit(inner_steps=0), "inner_steps=0"),
-        (lambda: edges.largest_stable_curvature(0.0), "learning_rate=0.0"),
-        (lambda: edges.largest_stable_curvature(0.1, strength=-1.0), "strength=-1.0"),
-        (lambda: edges.largest_stable_strength(0.1, 0.0), "curvature=0.0"),
-        (lambda: edges.largest_stable_learning_rate(float("nan")), "curvature=nan"),
-    ],
-)
-def test_wrong_arguments_are_refused(call: Callable[[], float], words: str) -> None:
-    with pytest.raises(tacit.InputError, match=words):
-        call()

@@ -170,28 +170,6 @@ def test_parameters_without_a_gradient_stay() -> None:
     assert unused.item() == 1.0
 
 
-@pytest.mark.parametrize(
-    "arguments,said",
-    [
-        ({"inner_steps": 0}, "inner_steps=0"),
-        ({"inner_steps": 2.0}, "inner_steps=2.0"),
-        ({"inner_steps": True}, "inner_steps=True"),
-        ({"inner_steps": 2, "lr": -0.1}, "lr=-0.1"),
-        ({"inner_steps": 2, "lr": float("nan")}, "lr=nan"),
-        ({"inner_steps": 2, "weight_decay": -1.0}, "weight_decay=-1.0"),
-    ],
-)
-def test_a_wrong_argument_is_named_with_its_value(arguments: dict, said: str) -> None:
-    with pytest.raises(tacit.InputError, match=said):
-        tacit.NStepSGD([nn.Parameter(torch.ones(1))], **{"lr": 0.1, **arguments})
-
-
-def test_groups_with_different_numbers_of_steps_are_refused() -> None:
-    groups = [{"params": [nn.Parameter(torch.ones(1))], "inner_steps": n} for n in (1, 2)]
-    with pytest.raises(tacit.InputError, match=r"inner_steps \[1, 2\]"):
-        tacit.NStepSGD(groups, lr=0.1, inner_steps=1)
-
-
 def test_a_step_without_a_closure_or_with_an_idle_one_is_refused() -> None:
     weight = nn.Parameter(torch.ones(1))
     optimizer = tacit.NStepSGD([weight], lr=0.1, inner_steps=2)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 
-import tacit
 from tacit._util.random_generators import STREAMS, derive_seed, generator
 
 
@@ -37,8 +35,3 @@ def test_making_and_using_a_generator_leaves_the_global_one_alone() -> None:
     before = torch.get_rng_state()
     torch.rand(3, generator=generator(0, "augment"))
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_an_unknown_stream_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(tacit.InputError, match="'noise' is unknown; use one of init, order, augment, probe"):
-        generator(0, "noise")

@@ -23,21 +23,6 @@ def tables() -> Any:
     return module
 
 
-PAGES = [
-    *["README.md", "docs/results.md", "docs/choosing-a-method.md", "docs/large-batch.md", "docs/diagnostics.md"],
-    "studies/cifar10/README.md",
-]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_tables_are_those_of_the_stored_results(page: str) -> None:
-    text, made = (ROOT / page).read_text(), tables()
-    assert list(made.PAGES) == PAGES
-    assert made.filled(text, made.PAGES[page]) == text, "run: python docs/readme_tables.py"
-    for make in made.PAGES[page].values():
-        assert make() in text
-
-
 FIRST_SCREEN = "\n".join(README.splitlines()[:45])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -65,10 +64,3 @@ def test_the_recorder_writes_to_a_tracker() -> None:
     row = recorder.rows[0]
     found = {name: value for _, point in run.points for name, value in point.items()}
     assert found["tacit/gradient_covariance_trace"] == row["gradient_covariance_trace"]
-
-
-def test_what_is_no_sink_is_refused_by_name() -> None:
-    with pytest.raises(tacit.InputError, match="sink is a list without add_scalar"):
-        write([], ROW, step=1)
-    with pytest.raises(tacit.InputError, match="run is a dict without log"):
-        Tracker({})

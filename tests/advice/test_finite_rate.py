@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tacit
 from tacit.advice import Momentum, finite_rate_factor
 from tacit.diagnostics import Spectrum
 from tacit.edges import stability_limit
@@ -49,10 +48,3 @@ def test_directions_without_a_stationary_variance_do_not_blow_it_up(momentum: Mo
     options = {"momentum": momentum.beta, "nesterov": momentum.nesterov}
     assert finite_rate_factor(spectrum(-1 / 9, -5.0), learning_rate=1.0, **options) == pytest.approx(1.0)
     assert finite_rate_factor(spectrum(50.0), learning_rate=1.0, **options) < 11
-
-
-def test_bad_momentum_is_one_sentence() -> None:
-    with pytest.raises(tacit.InputError, match="expected 0 <= momentum < 1"):
-        finite_rate_factor(spectrum(1.0), learning_rate=0.1, momentum=1.0)
-    with pytest.raises(tacit.InputError, match=r"learning_rate='0\.1'; expected a positive number"):
-        finite_rate_factor(spectrum(1.0), learning_rate="0.1")  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 import pytest
-import torch
 from test_matching import MOVE, seen, with_spectrum
 
 import tacit
@@ -102,26 +101,6 @@ def test_bad_arguments_are_one_sentence() -> None:
         search_strength(Trainer(0.1, diverges_from=0.0), start=0.1)
     with pytest.raises(tacit.InputError, match="train is a int; expected a function"):
         search_strength(3, start=0.1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("factors", [(), (1,), (1, 1.0), 2.0])
-def test_fewer_than_two_factors_are_one_sentence(factors: object) -> None:
-    with pytest.raises(tacit.InputError, match="factors="):
-        search_strength(Trainer(0.1), start=0.1, factors=factors)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        ([0.5] * 12, "returned a list; expected a generator"),
-        (0.5, "returned a float; expected a generator"),
-        (iter([torch.zeros(2)]), "yielded tensor.*expected one number"),
-        (iter([None]), "yielded None; expected one number"),
-    ],
-)
-def test_what_is_no_score_is_one_sentence(result: object, said: str) -> None:
-    with pytest.raises(tacit.InputError, match=said):
-        search_strength(lambda strength: result, start=0.1)  # type: ignore[arg-type,return-value]
 
 
 def test_of_equal_scores_the_smaller_strength_is_taken_in_any_order_and_called_a_tie() -> None:

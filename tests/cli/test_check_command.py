@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from command_line import Typed
 from tacit.bench.check import check_model
-from tacit.cli import main
 from tacit.cli.check import table_lines
 
 MODULE = """
@@ -59,38 +58,13 @@ number = 3
 """
 
 
-class Checked:
-    """One run of the command: its exit code, what it printed, and the user's module afterwards."""
-
-    def __init__(self, code: int, out: str, err: str, module: ModuleType | None) -> None:
-        self.code, self.lines, self.err, self.module = code, out.splitlines(), err, module
-
-
-Check = Callable[..., Checked]
-
-
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Check]:
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> Iterator[Typed]:
     (tmp_path / "checked_models.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(factory: str, *options: str) -> Checked:
-        monkeypatch.setattr(sys, "argv", ["tacit", "check", factory, "--rounds", "1", *options])
-        try:
-            main()
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        seen = capsys.readouterr()
-        return Checked(code, seen.out, seen.err, sys.modules.get("checked_models"))
-
-    yield run
+    yield lambda factory, *options: typed("check", factory, "--rounds", 1, *options)
     sys.modules.pop("checked_models", None)
-
-
-def is_one_sentence(message: str) -> bool:
-    return message.startswith("tacit: ") and message.count("\n") == 1
 
 
 def fits(lines: list[str]) -> bool:
@@ -98,35 +72,37 @@ def fits(lines: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("factory", ["mlp", "mlp64", "norm"])
-def test_the_table_fits_and_says_that_the_penalty_is_exact(check: Check, factory: str) -> None:
+def test_the_table_fits_and_says_that_the_penalty_is_exact(check: Typed, factory: str) -> None:
     found = check(f"checked_models:{factory}")
     assert found.code == 0, found.err
-    assert fits(found.lines), "\n".join(found.lines)
-    assert next(line for line in found.lines if line.startswith("exact")).split()[1] == "yes:"
-    text = "\n".join(found.lines)
+    lines = found.out.splitlines()
+    assert fits(lines), "\n".join(lines)
+    assert next(line for line in lines if line.startswith("exact")).split()[1] == "yes:"
+    text = "\n".join(lines)
     for word in ("penalty, whole batch", "penalty, sampled=1, 2 rows", "SAM, whole batch", "SAM, sampled, 2 rows"):
         assert word in text
     assert not any(word in text for word in ("refused", "failed"))
     assert all(word in text for word in ("tacit.Relative(0.4)", "sampled=1, micro_batch_size=2"))
-    assert found.lines[-1].startswith("measured on cpu, ")
+    assert lines[-1].startswith("measured on cpu, ")
 
 
-def test_a_refused_penalty_leaves_the_rows_of_sam_and_says_why(check: Check) -> None:
+def test_a_refused_penalty_leaves_the_rows_of_sam_and_says_why(check: Typed) -> None:
     found = check("checked_models:refused", "--json", "found.json")
     assert found.code == 0, found.err
-    assert fits(found.lines), "\n".join(found.lines)
-    assert "exact         refused [1]" in found.lines
-    assert any(line.startswith("[1] ") and "once_differentiable" in line for line in found.lines)
-    assert any("tacit.SharpnessAware(model, 0.05, sampled=2)" in line for line in found.lines)
+    lines = found.out.splitlines()
+    assert fits(lines), "\n".join(lines)
+    assert "exact         refused [1]" in lines
+    assert any(line.startswith("[1] ") and "once_differentiable" in line for line in lines)
+    assert any("tacit.SharpnessAware(model, 0.05, sampled=2)" in line for line in lines)
     steps = json.loads(Path("found.json").read_text())["steps"]
     assert {name for name, row in steps.items() if "error" in row} == {"penalty", "penalty, sampled"}
 
 
-def test_the_json_has_every_number_of_the_table(check: Check) -> None:
+def test_the_json_has_every_number_of_the_table(check: Typed) -> None:
     found = check("checked_models:mlp", "--rows", "8", "--learning-rate", "0.1", "--json", "found.json")
     assert found.code == 0, found.err
     stored = json.loads(Path("found.json").read_text())
-    assert table_lines(stored) == found.lines
+    assert table_lines(stored) == found.out.splitlines()
     assert stored["schema"] == "tacit-check/1"
     assert (stored["batch_size"], stored["rows"], stored["rounds"], stored["dtype"]) == (32, 8, 1, "float32")
     assert list(stored["steps"]) == ["plain", "penalty", "penalty, sampled", "sam", "sam, sampled"]
@@ -136,7 +112,7 @@ def test_the_json_has_every_number_of_the_table(check: Check) -> None:
     assert stored["machine"]["device"] == "cpu"
 
 
-def test_the_model_its_gradients_and_random_numbers_are_as_they_were(check: Check) -> None:
+def test_the_model_its_gradients_and_random_numbers_are_as_they_were(check: Typed) -> None:
     check("checked_models:raises")  # imports the module
     module = sys.modules["checked_models"]
     model: nn.Module = module.NORM
@@ -175,12 +151,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("factory", BAD)
-def test_a_factory_that_does_not_work_is_one_sentence(check: Check, factory: str) -> None:
+def test_a_factory_that_does_not_work_is_one_sentence(check: Typed, factory: str) -> None:
     found = check(f"checked_models:{factory}")
-    assert found.code == 2
-    assert BAD[factory] in found.err
-    assert is_one_sentence(found.err)
-    assert found.lines == []
+    assert BAD[factory] in found.refusal()
+    assert found.out == ""
 
 
 @pytest.mark.parametrize(
@@ -193,11 +167,8 @@ def test_a_factory_that_does_not_work_is_one_sentence(check: Check, factory: str
         ("checked_models:mlp", ("--json", "nowhere/a.json"), "does not exist"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(check: Check, factory: str, options: tuple[str, ...], sentence: str) -> None:
-    found = check(factory, *options)
-    assert found.code == 2
-    assert sentence in found.err
-    assert is_one_sentence(found.err)
+def test_a_wrong_option_is_one_sentence(check: Typed, factory: str, options: tuple[str, ...], sentence: str) -> None:
+    assert sentence in check(factory, *options).refusal()
 
 
 def wrong_by(factor: float) -> type[torch.autograd.Function]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_line import Typed
 from made_folders import finish, make_folder, rates_study
-from tacit.cli import main
 
 STUDY = """
 name = "tiny"
@@ -23,19 +22,6 @@ evaluations = 1
 learning_rate = [0.1]
 seed = [0]
 """
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["tacit", *arguments])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
-def is_one_sentence(message: str) -> bool:
-    return message.startswith("tacit: ") and message.count("\n") == 1 and "Traceback" not in message
 
 
 @pytest.fixture
@@ -90,15 +76,12 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_cannot_be_written_is_one_sentence(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     if "/proc/" in " ".join(COMMANDS[name]) and not Path("/proc/self").exists():
         pytest.skip("no /proc here: a folder that not even an administrator can write to")
     monkeypatch.chdir(place)
-    code = run(monkeypatch, *COMMANDS[name])
-    message = capsys.readouterr().err
-    assert is_one_sentence(message), message
-    assert code == 2
+    assert typed(*COMMANDS[name]).refusal()
     assert (place / "study.toml").read_text() == STUDY
     assert (place / "file").read_text() == "not a folder"
     assert not (place / "runs" / "report.html").exists(), "a part was written before the command was refused"

@@ -271,8 +271,3 @@ def test_tokens_before_examples_are_refused() -> None:
     F.cross_entropy(model(inputs), targets).backward()
     with pytest.raises(tacit.InputError, match=r"saw 6 rows in a step; expected batch_size=4"):
         recorder.after_backward()
-
-
-def test_other_words_for_layers_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected 'all' or 'norms'"):
-        tacit.Recorder(nn.LayerNorm(2), batch_size=4, train_size=8, layers="norm")

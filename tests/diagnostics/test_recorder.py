@@ -124,23 +124,6 @@ def test_rows_are_json_lines_and_scalars_go_to_the_writer(tmp_path: Path) -> Non
     assert ("tacit/gradient_covariance_trace", rows[0]["gradient_covariance_trace"], 3) in writer.seen
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"window": 1}, "at least 2 steps"),
-        ({"window": 4, "batch_size": 32}, "Use window=2"),
-        ({"every": 3, "window": 8}, "do not overlap"),
-        ({"batch_size": 65}, "expected 1 to 64"),
-        ({"full": 10}, "loss_fn and dataset"),
-        ({"path": "no/such/folder/rows.jsonl"}, "does not exist"),
-        ({"every": 0}, "at least 1"),
-    ],
-)
-def test_bad_arguments_are_one_sentence(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(tacit.InputError, match=said):
-        tacit.Recorder(plain_net(), **{"batch_size": 8, "train_size": 64, **arguments})
-
-
 def test_a_layer_that_some_steps_leave_out_counts_as_zero_there() -> None:
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     recorder = tacit.Recorder(model, batch_size=8, train_size=64, every=2, window=2)
@@ -180,12 +163,6 @@ def test_the_rows_of_a_run_that_diverged_are_still_json(tmp_path: Path) -> None:
         recorder.after_backward()
     assert "NaN" not in path.read_text()
     assert json.loads(path.read_text())["gradient_covariance_trace"] is None
-
-
-def test_a_call_without_gradients_is_explained() -> None:
-    recorder = tacit.Recorder(plain_net(), batch_size=8, train_size=64)
-    with pytest.raises(tacit.InputError, match="between backward and zero_grad"):
-        recorder.after_backward()
 
 
 def penalised_training(recorder: Any, penalty: Any, model: nn.Module, *, as_tensor: bool = False) -> None:
@@ -289,9 +266,3 @@ def test_a_resumed_recorder_goes_on_in_the_middle_of_a_window() -> None:
     train(model, Both(), 12)
     assert resumed.rows == whole.rows
     assert resumed.steps == 12
-
-
-def test_a_state_of_something_else_is_refused() -> None:
-    recorder = tacit.Recorder(plain_net(), batch_size=8, train_size=64, every=5, window=3)
-    with pytest.raises(tacit.InputError, match="the state has no rows, squares, sum"):
-        recorder.load_state_dict({"steps": 3})

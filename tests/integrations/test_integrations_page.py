@@ -1,4 +1,4 @@
-"""docs/integrations.md is made from the stored matrix, nothing in it is wrong, and its lines of code run."""
+"""The cases and versions of the stored matrix are those of today, and the lines of code of docs/integrations.md run."""
 
 from __future__ import annotations
 
@@ -30,30 +30,6 @@ def page_module() -> Any:
 
 PAGE = page_module()
 STORED = json.loads(PAGE.RESULTS.read_text())
-
-
-def test_the_page_is_the_one_made_from_the_stored_matrix() -> None:
-    assert PAGE.PAGE.read_text() == PAGE.page(), "run: python docs/integrations_page.py"
-
-
-def test_every_trainer_has_every_case_and_none_is_wrong() -> None:
-    cells = {(cell["trainer"], cell["case"]): cell for cell in STORED["cells"]}
-    assert set(cells) == {(trainer, case) for trainer in STORED["trainers"] for case in STORED["cases"]}
-    assert len(STORED["trainers"]) == 6
-    for cell in cells.values():
-        assert cell["status"] in ("exact", "refused", "warned"), cell
-        if cell["status"] == "refused":
-            assert cell["message"].startswith("InputError: ")  # a sentence of ours, not a traceback
-            continue
-        if cell["status"] == "warned":
-            assert cell["case"] == "no_scaler"
-            assert "scaler=" in cell["message"]
-            continue
-        assert cell["difference"] <= cell["tolerance"] <= 1e-5
-        # A penalty that is missing, or off by a factor, would be seen: by a thousand times the tolerance at least.
-        assert cell["without_penalty"] > 1e3 * cell["tolerance"]
-        if cell["case"] not in ("bf16", "scaler", "no_scaler", "logged"):
-            assert cell["tolerance"] == 1e-12
 
 
 def test_the_matrix_was_made_with_versions_that_the_extras_allow() -> None:

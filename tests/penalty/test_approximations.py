@@ -276,11 +276,6 @@ def test_a_leaf_made_anew_in_every_pass_is_no_false_alarm() -> None:
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-8)
 
 
-def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(InputError, match="when_uncertain='maybe' is unknown; use 'exact', 'raise' or 'warn'"):
-        GradientPenalty(nn.Linear(2, 1), 1.0, when_uncertain="maybe")
-
-
 @pytest.mark.parametrize(
     "function",
     [F.relu, F.leaky_relu, F.hardtanh, F.hardswish, lambda x: F.max_pool2d(x, 2), lambda x: torch.maximum(x, -x)],

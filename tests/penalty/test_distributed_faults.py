@@ -7,8 +7,7 @@ import re
 import pytest
 
 from distributed_results import Results
-from distributed_workers import EXAMPLES, wide
-from tacit import GradientPenalty, InputError
+from distributed_workers import EXAMPLES
 
 REFUSALS = {
     "refused: unused parameters": "parameter 'unused' got no gradient.*find_unused_parameters=True",
@@ -77,13 +76,3 @@ def test_a_rank_that_fails_in_no_sync_stops_the_others_at_the_reduction(results:
     first, second = results.messages("fails in no_sync")
     assert first.startswith("InputError: rank 1 raised an error")
     assert second.startswith("InputError: the loss is nan")
-
-
-def test_an_unknown_kind_of_batch_is_refused() -> None:
-    with pytest.raises(InputError, match="norm_of='batch' is unknown; use 'micro_batch' or 'global_batch'"):
-        GradientPenalty(wide(), 0.1, norm_of="batch")
-
-
-def test_micro_batches_of_the_global_batch_are_refused() -> None:
-    with pytest.raises(InputError, match="micro_batch_size=2 with norm_of='global_batch'"):
-        GradientPenalty(wide(), 0.1, norm_of="global_batch", micro_batch_size=2)

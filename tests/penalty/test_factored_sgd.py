@@ -187,31 +187,3 @@ def test_a_closure_that_calls_backward_is_refused_for_that() -> None:
     with pytest.raises(InputError, match=r"called backward itself.*Lightning's automatic optimization"):
         FactoredSGD(model, 0.05, strength=STRENGTH).step(closure)
     assert_same_weights(model, before)
-
-
-REFUSALS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
-    "momentum below zero": (lambda m: FactoredSGD(m, 0.1, momentum=-0.1), "momentum=-0.1"),
-    "dampening that is no number": (lambda m: FactoredSGD(m, 0.1, dampening="x"), "dampening='x'"),  # type: ignore[arg-type]
-    "Nesterov without momentum": (lambda m: FactoredSGD(m, 0.1, nesterov=True), "nesterov=True with momentum=0"),
-    "Nesterov with dampening": (
-        lambda m: FactoredSGD(m, 0.1, momentum=0.9, dampening=0.1, nesterov=True),
-        r"nesterov=True.*dampening=0\.1",
-    ),
-    "a parameter of another model": (
-        lambda m: FactoredSGD(m, 0.1, params=[{"params": nn.Linear(3, 2).parameters()}]),
-        r"shape \(2, 3\) that is no trainable parameter of the model",
-    ),
-    "several strengths": (
-        lambda m: FactoredSGD(
-            m, 0.1, params=[{"params": [m.weight], "strength": 0.1}, {"params": [m.bias], "strength": 0.2}]
-        ).step(lambda: m(torch.ones(1, 2)).mean()),
-        r"strengths \[0\.1, 0\.2\]; expected one",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_bad_input_gets_one_sentence(name: str) -> None:
-    act, message = REFUSALS[name]
-    with pytest.raises(InputError, match=message):
-        act(nn.Linear(2, 1))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from cases import ConvolutionNet, EmbeddingNet, HiddenUse, SkipInitNet, TransformerBlock, Twice, labels, numbers, spread
-from tacit import FactoredSGD, GradientPenalty, InputError
+from tacit import FactoredSGD, GradientPenalty
 from tacit.penalty.methods import one_pass
 from tacit.penalty.methods.micro_batches import MicroBatches
 from tacit.studies.train.models import mlp
@@ -195,10 +195,6 @@ def assert_exact(problem: Problem, penalty: GradientPenalty, *, inside: list[str
 
 def penalty_of(problem: Problem, **settings: object) -> GradientPenalty:
     return GradientPenalty(problem.model, 0.7, method="gram", micro_batch_size=SIZE, **settings)
-
-
-def loop_of(problem: Problem) -> GradientPenalty:
-    return GradientPenalty(problem.model, 0.7, method="double_backward", micro_batch_size=SIZE)
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
@@ -439,14 +435,6 @@ def test_the_factored_step_forms_no_weight_gradient_in_one_pass() -> None:
     for _ in range(2):
         optimizer.step(problem.closure, problem.inputs, problem.targets)
     assert all(parameter.grad is None for parameter in problem.model.parameters() if parameter.dim() == 2)
-
-
-def test_the_factored_step_without_a_batch_is_refused() -> None:
-    problem = ONE_PASS["mlp"]()
-    with pytest.raises(InputError, match=r"got no batch; expected step\(closure, inputs, targets\)"):
-        FactoredSGD(problem.model, lr=0.1, micro_batch_size=2).step(lambda: torch.ones(()))
-    with pytest.raises(InputError, match="micro_batch_size=0"):
-        FactoredSGD(problem.model, lr=0.1, micro_batch_size=0)
 
 
 def test_records_have_the_same_entries_at_compared_steps_as_at_others() -> None:

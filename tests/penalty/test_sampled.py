@@ -424,19 +424,6 @@ def test_a_strength_limit_sees_the_sharpness_of_the_drawn_micro_batches() -> Non
     assert penalty.last.strength == pytest.approx(float(2 * 0.5 / sharpness), rel=1e-10)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"sampled": 0, "micro_batch_size": 4}, "sampled"),
-    ({"sampled": 1.5, "micro_batch_size": 4}, "sampled"),
-    ({"sampled": 1, "norm_of": "global_batch"}, "at most one of them"),
-]
-
-
-@pytest.mark.parametrize(("options", "sentence"), REFUSED)
-def test_senseless_options_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        GradientPenalty(net(), STRENGTH, **options)
-
-
 def test_calls_that_cannot_be_sampled_are_refused_with_the_form_that_works() -> None:
     problem = vectors()
     penalty = GradientPenalty(problem.model, STRENGTH, micro_batch_size=SIZE, sampled=1)

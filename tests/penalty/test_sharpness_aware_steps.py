@@ -748,24 +748,6 @@ def test_half_precision_parameters_are_refused_also_later(dtype: torch.dtype) ->
     excluded.backward(lambda: F.cross_entropy(model[2:](model[1](model[0](X.to(dtype))).float()), Y))
 
 
-@pytest.mark.parametrize(
-    "options,sentence",
-    [
-        ({"radius": -0.1}, "radius=-0.1; expected a finite number that is not negative."),
-        ({"radius": torch.inf}, "radius=inf; expected a finite number that is not negative."),
-        ({"radius": "large"}, "radius='large'; expected a finite number that is not negative."),
-        ({"sampled": 0}, "sampled=0; expected a whole number of at least 1."),
-        ({"sampled": 0.5}, "sampled=0.5; expected a whole number of at least 1."),
-        ({"generators": [3]}, "generators holds a int; expected torch.Generator objects."),
-        ({"exclude": "9.*"}, "exclude='9.*' matches no trainable parameter"),
-        ({"check_every": -1}, "check_every=-1; expected a whole number of at least 0."),
-    ],
-)
-def test_wrong_arguments_are_refused_at_construction(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        SharpnessAware(net(), **{"radius": RADIUS, **options})
-
-
 def test_a_schedule_that_gives_no_radius_is_refused() -> None:
     model = net()
     with pytest.raises(InputError, match=r"radius=-1\.0; expected a finite number that is not negative"):

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from tacit import InputError
 from tacit.report.collapse_score import collapse, other_curves
 from tacit.report.layout import Layout, layout
 from tacit.report.numbers import combine, minus, ratio
@@ -41,11 +40,6 @@ def test_points_are_compared_seed_by_seed_not_by_position() -> None:
 def test_points_that_no_seed_connects_are_not_compared() -> None:
     found = layout([Cell((0, 1), np.array([0.5, 0.6])), Cell((2, 3), np.array([0.4, 0.5]))])
     assert math.isnan(found.difference(0, 1).interval().low)
-
-
-def test_a_seed_may_appear_once_at_a_point() -> None:
-    with pytest.raises(InputError, match="the seed 1 appears twice"):
-        Cell((0, 1, 1), np.array([0.1, 0.2, 0.3]))
 
 
 def test_one_seed_has_no_interval() -> None:

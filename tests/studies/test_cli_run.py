@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tacit import cli
+from command_line import Typed
 from tacit._util.errors import TacitError
 from tacit.studies.describe.library import find_study_file, library_folder
 from tacit.studies.describe.study import load_study, parse_study
@@ -46,49 +46,33 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["tacit", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
-def test_a_study_runs_and_its_status_says_so(
-    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_runs_and_its_status_says_so(file: Path, data: object, typed: Typed) -> None:
     folder = file.parent / "out"
-    assert typed(monkeypatch, "run", file, "learning_rate=0.1,0.2,1e6", "--into", folder, "--workers", 1) == 0
-    out, err = capsys.readouterr()
-    assert out == f"6 rows (2 diverged) in {folder}; next: tacit report {folder}\n"
-    assert err.startswith("small: 6 runs in 1 fleet, 480 updates, ")
-    assert typed(monkeypatch, "status", folder) == 0
-    out = capsys.readouterr().out
-    assert "100% done" in out
-    assert "6 of 6 have a row" in out
-    assert "2 diverged" in out
+    ended = typed("run", file, "learning_rate=0.1,0.2,1e6", "--into", folder, "--workers", 1)
+    assert ended.code == 0
+    assert ended.out == f"6 rows (2 diverged) in {folder}; next: tacit report {folder}\n"
+    assert ended.err.startswith("small: 6 runs in 1 fleet, 480 updates, ")
+    status = typed("status", folder)
+    assert status.code == 0
+    assert "100% done" in status.out
+    assert "6 of 6 have a row" in status.out
+    assert "2 diverged" in status.out
 
 
-def test_a_dry_run_says_how_much_and_writes_nothing(
-    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_how_much_and_writes_nothing(file: Path, data: object, typed: Typed) -> None:
     folder = file.parent / "out"
-    assert typed(monkeypatch, "run", file, "--into", folder, "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("small: 4 runs in 1 fleet, ")
+    ended = typed("run", file, "--into", folder, "--dry-run")
+    assert ended.code == 0
+    assert ended.out.startswith("small: 4 runs in 1 fleet, ")
     assert not folder.exists()
 
 
-def test_the_status_of_a_folder_without_a_study_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "status", tmp_path) == 2
-    assert "holds no study" in capsys.readouterr().err
+def test_the_status_of_a_folder_without_a_study_is_a_sentence(tmp_path: Path, typed: Typed) -> None:
+    assert "holds no study" in typed("status", tmp_path).refusal()
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(
-    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "run", file, "--into", file / "inside") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_a_folder_that_cannot_be_written_is_a_sentence(file: Path, data: object, typed: Typed) -> None:
+    assert typed("run", file, "--into", file / "inside").refusal()
 
 
 def started(file: Path, folder: Path) -> subprocess.Popen[str]:
@@ -206,34 +190,26 @@ def test_this_needs_no_torch_on_a_machine_where_nothing_was_measured(words: tupl
 
 
 @pytest.mark.parametrize("words", [("--device", "tpu"), ("--executor", "nosuch")])
-def test_a_dry_run_refuses_what_the_run_would_refuse(
-    words: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "run", file, *words, "--dry-run") == 2
-    assert f"{words[1]!r} is unknown" in capsys.readouterr().err
+def test_a_dry_run_refuses_what_the_run_would_refuse(words: tuple[str, ...], file: Path, typed: Typed) -> None:
+    assert f"{words[1]!r} is unknown" in typed("run", file, *words, "--dry-run").refusal()
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_an_absurd_size_is_refused_before_anything_is_written(
-    dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    dry: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
+) -> None:
     monkeypatch.setattr("tacit.studies.execute.machine.machine_memory", lambda: 16e9)
     folder = file.parent / "out"
     more = ["depth=64", "learning_rate=0.1", "seeds=0:20"]
-    assert typed(monkeypatch, "run", file, "width=65536", *more, "--into", folder, *dry) == 2
-    err = capsys.readouterr().err
-    assert "GB" in err
-    assert err.count("\n") == 1
+    assert "GB" in typed("run", file, "width=65536", *more, "--into", folder, *dry).refusal()
     assert not folder.exists()
 
 
-def test_a_dry_run_of_years_says_what_it_would_cost(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_years_says_what_it_would_cost(file: Path, typed: Typed) -> None:
     more = ["epochs=1000000000", "width=800", "depth=2", "seeds=0:20"]
-    assert typed(monkeypatch, "run", file, *more, "--dry-run") == 0
-    plan, _ = capsys.readouterr().out.splitlines()
+    ended = typed("run", file, *more, "--dry-run")
+    assert ended.code == 0
+    plan, _ = ended.out.splitlines()
     assert plan.startswith("small: 40 runs in ")
     # 40 runs of 10⁹ epochs of 4 minibatches of 16; a forward pass of 40-800-800-10 is 680,000 multiply-adds.
     operations = f"{2 * 3 * 680_000 * 16 * 1.6e11:.1e}".replace("+", "")
@@ -278,30 +254,28 @@ def test_a_file_of_ones_own_comes_before_a_study_of_the_package(
     assert load_study(find_study_file(Path("mnist1d/quick/rates"))).name == "small"
 
 
-def test_a_study_is_listed_copied_and_not_copied_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "studies", "list") == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert "mnist1d/quick/rates" in names
-    assert typed(monkeypatch, "studies", "copy", "mnist1d/quick/rates", "--into", tmp_path) == 0
+def test_a_study_is_listed_copied_and_not_copied_over(tmp_path: Path, typed: Typed) -> None:
+    listed = typed("studies", "list")
+    assert listed.code == 0
+    assert "mnist1d/quick/rates" in [line.split()[0] for line in listed.out.splitlines()]  # then what varies
+    copy = ("studies", "copy", "mnist1d/quick/rates", "--into", tmp_path)
+    assert typed(*copy).code == 0
     assert load_study(tmp_path / "rates.toml") == load_study(library_folder() / "mnist1d" / "quick" / "rates.toml")
-    assert typed(monkeypatch, "studies", "copy", "mnist1d/quick/rates", "--into", tmp_path) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert typed(monkeypatch, "studies", "copy", "none/such", "--into", tmp_path) == 2
-    assert "tacit studies list" in capsys.readouterr().err
+    assert "is there already" in typed(*copy).refusal()
+    assert "tacit studies list" in typed("studies", "copy", "none/such", "--into", tmp_path).refusal()
 
 
 def test_the_status_of_a_folder_with_several_results_lists_all_their_studies(
-    file: Path, data: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    file: Path, data: object, tmp_path: Path, typed: Typed
 ) -> None:
     for name in ("one", "two"):
         run(load_study(file, overrides=["seeds=0"]), tmp_path / "all" / name, workers=1)
     folder = ResultsFolder(tmp_path / "all" / "two")
     with folder.locked():
         folder.open_for(parse_study({"name": "later", "fixed": {"learning_rate": 0.1, "epochs": 1}}))
-    assert typed(monkeypatch, "status", tmp_path / "all") == 0
-    out = capsys.readouterr().out
+    ended = typed("status", tmp_path / "all")
+    assert ended.code == 0
+    out = ended.out
     assert f"{tmp_path}/all/one: 1 study, no process is at work" in out
     assert f"next: tacit report {tmp_path}/all/one" in out
     assert f"{tmp_path}/all/two: 2 studies" in out

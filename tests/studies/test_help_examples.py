@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+from command_line import Typed
 from tacit import cli
 from tacit.studies.describe.library import SCALES, datasets, library
 
@@ -44,11 +44,9 @@ def test_an_example_parses_and_names_what_exists(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in EXAMPLES if line.startswith("tacit run") or "--list" in line])
-def test_an_example_runs(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_runs(line: str, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     words = [*shlex.split(line), *(["--dry-run"] if line.startswith("tacit run") and "--dry-run" not in line else [])]
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    assert "runs" in capsys.readouterr().out
+    ended = typed(*words[1:])
+    assert ended.code == 0
+    assert "runs" in ended.out

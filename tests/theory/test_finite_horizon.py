@@ -45,8 +45,3 @@ def test_the_resummed_flow_gains_a_power_of_the_number_of_batches() -> None:
     assert slope == pytest.approx(-2, abs=0.2)
     assert math.log(plain[1] / plain[0]) / math.log(3) > -1.8  # C̃_SGD alone heads for -1
     assert errors[1] < 0.7 * plain[1]
-
-
-def test_large_models_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="at most 200"):
-        resummed_mean(problems.tanh_mlp(hidden=60), learning_rate=0.01)

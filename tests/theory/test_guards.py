@@ -175,11 +175,6 @@ def test_a_weight_norm_without_an_exact_form_is_refused_by_name() -> None:
         verify(problem_with(NativeWeightNorm()))
 
 
-def test_what_is_no_problem_is_refused() -> None:
-    with pytest.raises(tacit.InputError, match=r"problem is a Linear; expected a tacit\.Problem"):
-        verify(nn.Linear(2, 2))  # type: ignore[arg-type]
-
-
 def test_verify_leaves_out_what_needs_wrong_third_derivatives_and_says_why() -> None:
     study = verify(problem_with(NativeLayerNorm(), nn.Tanh()), only="GD against C̃_GD")
     assert study.finding("GD against C̃_GD with f₂").status == "not measured"

@@ -122,8 +122,3 @@ def test_unequal_batches_are_refused_where_all_orders_walk_together() -> None:
     )
     with pytest.raises(tacit.InputError, match=r"sizes \[2, 3\]"):
         mean_iterate(uneven, learning_rate=0.1)
-
-
-def test_too_many_sequences_with_replacement_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="46656 sequences"):
-        mean_iterate_with_replacement(problems.logistic(batches=6), learning_rate=0.1)

@@ -180,13 +180,3 @@ def test_parameters_may_be_a_dictionary_or_a_vector() -> None:
     shifted = {name: value + 0.1 for name, value in problem.parameters.items()}
     vector = Landscape(problem).start + 0.1
     assert torch.equal(losses.implicit_regularizer(problem, shifted), losses.implicit_regularizer(problem, vector))
-
-
-def test_parameters_of_the_wrong_size_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected a flat vector of 3"):
-        losses.implicit_regularizer(problems.logistic(), torch.zeros(5, dtype=torch.float64))
-
-
-def test_one_example_is_refused_where_the_factor_is_zero_over_zero() -> None:
-    with pytest.raises(tacit.InputError, match="at least 2 examples"):
-        losses.expected_minibatch_variance(1, 1)

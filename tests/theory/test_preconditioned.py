@@ -218,8 +218,3 @@ def test_the_study_of_an_update_prints_both_losses() -> None:
     assert "only a flow exists" in lines[0]
     assert lines[1] == "problem: f̃ = −P(∇C + 2 ε∇Φ) ∇C̃, C̃ = C + 0.5 εΦ: exists to order ε"
     assert '"gradient_lag"' in study.to_json()
-
-
-def test_without_a_preconditioner_there_is_nothing_to_ask() -> None:
-    with pytest.raises(tacit.InputError, match="expected preconditioner="):
-        preconditioned_loss(lambda w, e: w, Landscape(problems.logistic()))

@@ -117,16 +117,3 @@ def test_distances_are_those_in_the_stable_directions() -> None:
     seen = compare_flows(scape, learning_rate=rate, steps=6, flows=("principal flow",))
     assert seen.sharpness[-1] == pytest.approx(2.2)
     assert seen.distances["principal flow"][-1] < 1e-4
-
-
-@pytest.mark.parametrize(
-    "options,words",
-    [
-        ({"steps": 5}, "expected an even number"),
-        ({"flows": ("Newton",)}, "flow 'Newton' is unknown"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(tacit.InputError, match=words):
-        compare_flows(problems.quadratic(), **{"learning_rate": 0.1, **options})

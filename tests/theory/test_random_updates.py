@@ -136,31 +136,6 @@ def test_names_of_symbols_and_roots_are_printed() -> None:
     assert root.latex().splitlines()[1] == r"\tilde{f}_{0} &= \left(\sqrt{2}\right) f \\"
 
 
-@pytest.mark.parametrize(
-    "update,words",
-    [
-        (lambda p, step: step(p), "add up to 0; expected 1"),
-        (lambda p, step: 0.5 * p + step(p), "add up to 1/2; expected 1"),
-        (lambda p, step: p + step(2 * p), "add up to 2; expected 1"),
-        (lambda p, step: p + float("nan") * step(p), "expected a finite number"),
-        (lambda p, step: p + 1j * step(p), "expected a number"),
-        (lambda p, step: p + "half" * step(p), "expected a number"),
-        (lambda p, step: p + step(p) / 0, "divided by zero"),
-        (lambda p, step: p + 1, "expected a point"),
-        (lambda p, step: None, "expected a point"),
-    ],
-)
-def test_what_is_no_update_is_refused_in_one_sentence(update: Any, words: str) -> None:
-    with pytest.raises(tacit.InputError, match=words):
-        modified_flow_symbolic(update, order=1)
-
-
-def test_an_update_that_does_not_move_along_f_has_no_loss_to_print() -> None:
-    flow = modified_flow_symbolic(lambda p, step: p + step(p + step(p)) - step(p), order=1)
-    with pytest.raises(tacit.InputError, match="f₀ = 0"):
-        flow.modified_loss()
-
-
 def test_symbols_without_a_number_are_refused_when_numbers_are_asked_for() -> None:
     import sympy
 

@@ -76,13 +76,6 @@ def test_schedule_free_penalizes_the_gradient_by_its_lag() -> None:
         assert sympy.simplify(flow.coefficient(1, "f'f") + lag) == 0
 
 
-def test_averages_that_move_a_point_without_a_step_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="moves without a step"):
-        modified_flow_symbolic(lambda p, step, average: average(p, 0.5) + step(p), order=1)
-    with pytest.raises(tacit.InputError, match="less than 1"):
-        modified_flow_symbolic(lambda p, step, average: p + average(step(p), 1), order=1)
-
-
 # -- in numbers -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", CASES[1:])
 def test_numeric_and_closed_corrections_of_an_average_agree(case: str) -> None:

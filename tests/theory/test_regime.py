@@ -71,18 +71,6 @@ def test_kinks_are_named_in_the_report() -> None:
         assert "kinks (relu)" in str(regime(problem, learning_rate=0.01))
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, float("nan"), float("inf")])
-def test_rates_that_are_not_finite_and_positive_are_refused(rate: float) -> None:
-    with pytest.raises(tacit.InputError, match="expected a finite positive number"):
-        regime(problems.logistic(), learning_rate=rate)
-
-
-@pytest.mark.parametrize("choice", ["inner_steps", "probes"])
-def test_no_inner_steps_or_probes_are_refused(choice: str) -> None:
-    with pytest.raises(tacit.InputError, match=f"{choice}=0"):
-        regime(problems.logistic(), learning_rate=0.01, **{choice: 0})
-
-
 def rectified(*, bias: float = 0.3, count: int = 64, activation: type[nn.Module] = nn.ReLU) -> tacit.Problem:
     """A network with 64 x 16 units whose places are spread around their kinks, or far above all of them."""
     model = nn.Sequential(nn.Linear(2, 16), activation(), nn.Linear(16, 2)).double()

@@ -11,7 +11,6 @@ import torch
 from theory_cases import dense, relative
 from torch import Tensor
 
-import tacit
 from tacit.theory import (
     Landscape,
     modified_flow,
@@ -145,10 +144,3 @@ def test_a_normalized_direction_from_fewer_rows_is_shorter_in_the_mean() -> None
     scape = Landscape(problems.logistic(batches=6, batch_size=1))
     sizes = [sam_terms(scape, rows=rows).first.norm().item() for rows in (1, 2, 4, 6)]
     assert sizes == sorted(sizes)
-
-
-def test_rows_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected 1 to 8"):
-        sam_terms(problems.logistic(), rows=9)
-    with pytest.raises(tacit.InputError, match="Use fewer rows"):
-        sam_terms(problems.logistic(batches=20), rows=20)

@@ -183,18 +183,6 @@ def test_the_modified_loss_is_named(name: str, loss: str) -> None:
     assert FLOWS[name].modified_loss() == loss
 
 
-def test_a_probe_that_moves_by_itself_and_a_missing_radius_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected every move to contain a step"):
-        modified_flow_symbolic(lambda p, step, probe: p + probe(p))
+def test_a_missing_radius_is_refused() -> None:
     with pytest.raises(tacit.InputError, match="expected its value"):
         FLOWS["sam"].evaluate(problems.logistic())
-
-
-def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(tacit.InputError, match="gd, nstep, sgd, heavy_ball, nesterov"):
-        modified_flow_symbolic("adamw")
-
-
-def test_a_momentum_of_one_is_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected 0 <= momentum < 1"):
-        modified_flow_symbolic("heavy_ball", momentum=1)

@@ -177,11 +177,6 @@ def test_interpolated_and_differentiated_corrections_agree() -> None:
     assert seen[-1] == (17, 17)
 
 
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(tacit.InputError, match="expected one of jets, nodes"):
-        modified_flow(lambda w, rate: w - rate * w, method="fft")  # type: ignore[arg-type]
-
-
 def test_json_holds_orders_and_losses(scape: Landscape) -> None:
     read = json.loads(verify_update(EXAMPLES["gd"](scape), scape, order=1).to_json())
     assert read["passed"] is True

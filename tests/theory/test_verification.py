@@ -185,16 +185,6 @@ def test_given_learning_rates_are_used() -> None:
     assert study.findings[0].learning_rates == (0.04, 0.02, 0.01)
 
 
-def test_too_few_learning_rates_are_refused() -> None:
-    with pytest.raises(tacit.InputError, match="at least three"):
-        verify(problems.logistic(), learning_rates=[0.1, 0.1], only="GD against C̃_GD")
-
-
-def test_a_filter_that_matches_nothing_is_refused() -> None:
-    with pytest.raises(tacit.InputError, match="matches no statement"):
-        verify(problems.logistic(), only="AdaGrad")
-
-
 def finding(errors: tuple[float, ...], predicted: float = 2) -> Finding:
     return Finding("a statement", "Eq. 0", predicted, "toy", (0.4, 0.2, 0.1), errors)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import app, main
+from command_line import Typed
+from tacit.cli import app
 from tacit.theory import figures, modified_losses
 from tacit.theory.figures import draw_study, picture_paths
 from tacit.theory.study import ConvergenceStudy, Finding
@@ -88,21 +89,12 @@ def test_an_update_of_ones_own_is_verified_drawn_and_stored(tmp_path: Path, monk
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(
-    quick: None,
-    arguments: tuple[str, ...],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    quick: None, arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     (tmp_path / "own_wrong_module.py").write_text("from math import pi, sqrt\ndef three(): return 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_wrong_module", raising=False)
-    monkeypatch.setattr(sys, "argv", ["tacit", "verify", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in typed("verify", *arguments).refusal()
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,16 +116,12 @@ def test_in_the_picture_sgd_follows_the_modified_flow_and_leaves_gradient_flow()
 
 @pytest.mark.parametrize("option", ["--figure", "--picture"])
 def test_a_figure_without_matplotlib_is_refused_before_anything_is_measured(
-    quick: None, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    quick: None, option: str, monkeypatch: pytest.MonkeyPatch, typed: Typed, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(sys, "argv", ["tacit", "verify", option, str(tmp_path / "out.svg")])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    written = capsys.readouterr()
-    assert "pip install '.[figures]'" in written.err
-    assert written.out == ""
+    ended = typed("verify", option, tmp_path / "out.svg")
+    assert "pip install '.[figures]'" in ended.refusal()
+    assert ended.out == ""
 
 
 def test_a_figure_with_nothing_measured_is_still_drawn(tmp_path: Path) -> None:

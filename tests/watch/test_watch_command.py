@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from command_line import Typed
 from in_process import wait_for
 from made_folders import make_folder, rates_study
-from tacit.cli import main
 
 RUN = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"  # importing torch is an error
 
@@ -45,55 +45,38 @@ def test_it_serves_until_it_is_stopped(number: int, code: int, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_watched_is_one_sentence(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        monkeypatch.setattr(sys, "argv", ["tacit", "watch", *(port if each == "PORT" else each for each in arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    found = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert found.startswith(f"tacit: {message.replace('PORT', port)}")
-    assert found.count("\n") == 1
+        ended = typed("watch", *(port if each == "PORT" else each for each in arguments))
+    assert ended.refusal().startswith(f"tacit: {message.replace('PORT', port)}")
 
 
-def test_a_folder_that_does_not_exist_yet_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from tacit.watch.server import WatchServer
 
     def stop(server: WatchServer, poll_interval: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WatchServer, "serve_forever", stop)
-    monkeypatch.setattr(sys, "argv", ["tacit", "watch", str(tmp_path / "runs"), "--port", "0", "--no-open"])
-    with pytest.raises(SystemExit):
-        main()
-    assert f"shows {tmp_path / 'runs'}, which does not exist yet; Ctrl-C ends it." in capsys.readouterr().out
 
 
-def test_open_opens_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.watch.server import WatchServer
+def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path, stopped_at_once: None, typed: Typed) -> None:
+    ended = typed("watch", tmp_path / "runs", "--port", 0, "--no-open")
+    assert f"shows {tmp_path / 'runs'}, which does not exist yet; Ctrl-C ends it." in ended.out
 
+
+def test_open_opens_the_address(
+    tmp_path: Path, stopped_at_once: None, monkeypatch: pytest.MonkeyPatch, typed: Typed
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)))
-
-    def stop(server: WatchServer, poll_interval: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(WatchServer, "serve_forever", stop)
     for option in ("--no-open", "--open"):
-        monkeypatch.setattr(sys, "argv", ["tacit", "watch", str(tmp_path), "--port", "0", option])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 130
+        assert typed("watch", tmp_path, "--port", 0, option).code == 130
     wait_for(lambda: opened, seconds=10)  # by a thread
     assert len(opened) == 1

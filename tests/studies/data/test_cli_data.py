@@ -12,6 +12,7 @@ import pytest
 import typer
 from small_copies import lay, small_fashion
 
+from command_line import Typed
 from tacit import cli
 from tacit.studies.data import datasets
 from tacit.studies.data import files as data_files
@@ -30,13 +31,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["tacit", "data", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 @pytest.mark.parametrize("command", ["list", "get"])
 def test_every_example_in_the_help_parses(command: str) -> None:
     text = GROUP.commands[command].help
@@ -48,11 +42,10 @@ def test_every_example_in_the_help_parses(command: str) -> None:
         GROUP.commands[name].make_context(name, words)
 
 
-def test_the_list_names_every_dataset_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "list") == 0
-    shown = capsys.readouterr().out
+def test_the_list_names_every_dataset_and_what_to_do(typed: Typed) -> None:
+    ended = typed("data", "list")
+    assert ended.code == 0
+    shown = ended.out
     for name in DATASETS:
         assert f"{name}: " in shown
     assert "`tacit data get cifar10` fetches 170 MB\n" in shown
@@ -77,61 +70,50 @@ def small_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lay(tmp_path / "data" / "fashion-mnist").parent
 
 
-def test_get_keeps_a_right_copy_wherever_it_lies(
-    small_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_get_keeps_a_right_copy_wherever_it_lies(small_copy: Path, typed: Typed) -> None:
     """Offline, so any request would fail."""
-    assert run(monkeypatch, "get", "fashion_mnist") == 0
-    assert "data/fashion-mnist is here and as published" in capsys.readouterr().out
+    ended = typed("data", "get", "fashion_mnist")
+    assert ended.code == 0
+    assert "data/fashion-mnist is here and as published" in ended.out
     path = small_copy / "fashion-mnist" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-1])
-    assert run(monkeypatch, "get", "fashion_mnist") == 2
-    assert "TACIT_OFFLINE" in capsys.readouterr().err
+    ended = typed("data", "get", "fashion_mnist")
+    assert ended.code == 2
+    assert "TACIT_OFFLINE" in ended.err
 
 
-def test_the_data_beside_the_checkout_is_right(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "get", "--check", "--data-dir", str(data_dir)) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == ["right"] * len(PUBLISHED)
+def test_the_data_beside_the_checkout_is_right(data_dir: Path, typed: Typed) -> None:
+    ended = typed("data", "get", "--check", "--data-dir", data_dir)
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["right"] * len(PUBLISHED)
 
 
-def test_check_names_a_damaged_copy_and_the_right_ones(
-    small_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_a_damaged_copy_and_the_right_ones(small_copy: Path, typed: Typed) -> None:
     right = lay(small_copy / "FashionMNIST" / "raw")
     path = small_copy / "fashion-mnist" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-9])
-    assert run(monkeypatch, "get", "--check", "fashion_mnist") == 2
-    shown = capsys.readouterr()
+    shown = typed("data", "get", "--check", "fashion_mnist")
+    assert shown.code == 2
     assert f"right  {right} is fashion_mnist as published" in shown.out
     assert f"WRONG  {path.parent} cannot be read: {path.name} is not a whole IDX file" in shown.out
     assert f"not as published: {path.parent}. Remove" in shown.err
 
 
-def test_check_names_a_missing_file(
-    small_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_a_missing_file(small_copy: Path, typed: Typed) -> None:
     (small_copy / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert run(monkeypatch, "get", "--check", "--data-dir", str(small_copy)) == 2
-    assert "lacks t10k-labels-idx1-ubyte.gz" in capsys.readouterr().out
+    ended = typed("data", "get", "--check", "--data-dir", small_copy)
+    assert ended.code == 2
+    assert "lacks t10k-labels-idx1-ubyte.gz" in ended.out
 
 
-def test_check_of_an_empty_folder_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "get", "--check", "--data-dir", str(tmp_path)) == 2
-    assert "tacit data get fashion_mnist cifar10" in capsys.readouterr().err
+def test_check_of_an_empty_folder_is_a_sentence(tmp_path: Path, typed: Typed) -> None:
+    assert "tacit data get fashion_mnist cifar10" in typed("data", "get", "--check", "--data-dir", tmp_path).refusal()
 
 
 @pytest.mark.parametrize("check", [[], ["--check"]])
 @pytest.mark.parametrize(("name", "remedy"), [("imagenet", "use one of fashion_mnist, cifar10"), ("mnist1d", "made")])
-def test_an_unknown_dataset_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: list[str], name: str, remedy: str
-) -> None:
-    assert run(monkeypatch, "get", name, *check) == 2
-    assert remedy in capsys.readouterr().err
+def test_an_unknown_dataset_is_a_sentence(check: list[str], name: str, remedy: str, typed: Typed) -> None:
+    assert remedy in typed("data", "get", name, *check).refusal()
 
 
 def test_fetching_and_checking_need_no_torch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 from small_copies import lay, small_fashion
 
-from tacit import InputError, cli
+from command_line import Typed
+from tacit import InputError
 from tacit.studies.data import datasets
 from tacit.studies.data import files as data_files
 from tacit.studies.data.cache import write_cached
@@ -87,21 +87,16 @@ def test_without_data_the_command_that_gets_it_is_named(name: str) -> None:
         load(name)
 
 
-def test_a_study_without_data_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_without_data_says_how_to_get_it(tmp_path: Path, typed: Typed) -> None:
     study = tmp_path / "study.toml"
     study.write_text(
         'schema = 1\nname = "s"\n[fixed]\ndataset = "cifar10"\nlearning_rate = 0.1\nupdates = 2\nevaluations = 1\n'
         "train_size = 64\nbatch_size = 32\nwidth = 4\ndepth = 1\n"
     )
-    monkeypatch.setattr(sys, "argv", ["tacit", "run", str(study), "--into", str(tmp_path / "out"), "--workers", "1"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "`tacit data get cifar10`" in shown
-    assert "Traceback" not in shown
+    ended = typed("run", study, "--into", tmp_path / "out", "--workers", 1)
+    assert ended.code == 2
+    assert "`tacit data get cifar10`" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_an_incomplete_copy_and_the_pickled_version_are_mentioned(

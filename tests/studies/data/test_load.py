@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacit import InputError
 from tacit.studies.data import datasets, mnist1d
 from tacit.studies.data.datasets import FACTS
 from tacit.studies.data.facts import Data
@@ -79,8 +78,3 @@ def test_an_unusable_cache_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, data:
     calls = counted(monkeypatch, data, tmp_path / "file" / "cache")
     load("mnist1d")
     assert len(calls) == 1
-
-
-def test_an_unknown_dataset_is_a_sentence() -> None:
-    with pytest.raises(InputError, match="mnist1d"):
-        load("mnist2d")

@@ -35,18 +35,18 @@ def shift_of(row: torch.Tensor) -> int:
 
 
 def test_every_row_is_a_circular_shift_of_its_signal_and_all_shifts_are_drawn() -> None:
-    made, _ = training(augmentation="shift")
+    made, _ = training(augmentation="shift", augmentation_amount=3)
     seen = []
     for position in range(16):
         inputs, labels = made._batch(position)
         assert torch.equal((inputs[:, 0] // 100).long() % 10, labels)
         seen += [shift_of(row) for row in inputs]
-    assert set(seen) == set(range(-2, 3))
+    assert set(seen) == set(range(-3, 4))
 
 
 def test_a_shift_moves_samples_by_its_number_less_the_largest_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.arange(5)[None])
-    shifted = signals.shifts(Signals(torch.arange(10.0)[None]), [0], batch_size=5, batches=1)
+    shifted = signals.shifts(Signals(torch.arange(10.0)[None]), [0], batch_size=5, batches=1, most=2)
     moved = shifted(torch.zeros(5, dtype=torch.long), 0)
     assert torch.equal(moved, torch.stack([torch.arange(10.0).roll(by) for by in (-2, -1, 0, 1, 2)]))
 

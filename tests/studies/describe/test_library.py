@@ -47,16 +47,6 @@ def test_files_outside_the_scales_are_no_part_of_them() -> None:
     assert datasets("quick") == ["mnist1d"]
 
 
-@pytest.mark.parametrize(
-    "dataset,scale,words",
-    [("mnist1d", "huge", "use one of quick, standard, small, paper"), ("cifar10", "quick", "use one of mnist1d"),
-     ("mnist1d", "paper", "use one of cifar10, fashion_mnist")],
-)  # fmt: skip
-def test_what_is_not_there_is_refused_with_what_is(dataset: str, scale: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        library(dataset, scale)
-
-
 def test_a_scale_without_files_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "library_folder", lambda: tmp_path)
     with pytest.raises(InputError, match="no study files"):

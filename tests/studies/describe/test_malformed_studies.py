@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tacit import cli
+from command_line import Typed
 
 INTEGERS = (
     "train_size", "width", "depth", "batch_size", "inner_steps", "epochs", "seed", "evaluations", "micro_batch_size",
@@ -155,13 +155,15 @@ def broken_toml() -> list[Case]:
 CASES = [*wrong_values(), *misspelt_keys(), *wrong_shapes(), *broken_toml()]
 
 
-def said(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    """The one line on stderr of `tacit run --dry-run`, as a user sees it."""
-    monkeypatch.setattr(sys, "argv", ["tacit", "run", str(path), *more, "--dry-run"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    return capsys.readouterr().err
+@pytest.fixture
+def refusal_of(tmp_path: Path, typed: Typed) -> Callable[..., str]:
+    """What `tacit run study.toml … --dry-run` says of a file with some text."""
+
+    def refusal(text: str, *more: str) -> str:
+        (tmp_path / "study.toml").write_text(text)
+        return typed("run", tmp_path / "study.toml", *more, "--dry-run").refusal()
+
+    return refusal
 
 
 def test_there_are_two_hundred_malformed_files() -> None:
@@ -177,63 +179,38 @@ def test_the_file_that_they_are_made_from_is_well_formed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text,named", [(text, named) for _, text, named in CASES], ids=[what for what, _, _ in CASES])
 def test_a_malformed_file_is_one_sentence_that_names_the_key(
-    text: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, named: str, refusal_of: Callable[..., str]
 ) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(text)
-    message = said(path, monkeypatch, capsys)
-    assert named in message.removeprefix(f"tacit: {path.name}")
-    assert message.startswith("tacit: ")
-    assert message.count("\n") == 1
-    assert "Traceback" not in message
+    message = refusal_of(text)
+    assert named in message.removeprefix("tacit: study.toml")
     assert not any(words in message for words in ("Input should", "String should", "instance of", "validation error"))
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff")])
-def test_a_file_that_cannot_be_read_is_one_sentence(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_is_one_sentence(make: Any, tmp_path: Path, typed: Typed) -> None:
     path = tmp_path / "study.toml"
     make(path)
-    message = said(path, monkeypatch, capsys)
-    assert "study.toml" in message
-    assert message.count("\n") == 1
+    assert "study.toml" in typed("run", path, "--dry-run").refusal()
 
 
-def test_an_unknown_dataset_is_named_beside_the_known_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(study(*good()))
-    message = said(path, monkeypatch, capsys, "dataset=imagenet")
+def test_an_unknown_dataset_is_named_beside_the_known_ones(refusal_of: Callable[..., str]) -> None:
+    message = refusal_of(study(*good()), "dataset=imagenet")
     assert "imagenet" in message
     assert "mnist1d" in message
 
 
-def test_an_unknown_key_is_told_its_likely_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.toml"
+def test_an_unknown_key_is_told_its_likely_name(refusal_of: Callable[..., str]) -> None:
     fixed, grid = good()
-    path.write_text(study({**fixed, "wieght_decay": "0.1"}, grid))
-    assert "did you mean weight_decay?" in said(path, monkeypatch, capsys)
+    assert "did you mean weight_decay?" in refusal_of(study({**fixed, "wieght_decay": "0.1"}, grid))
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_message_about_a_number_shows_how_powers_of_two_are_written(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(study(*good()))
-    assert '"2^-9"' in said(path, monkeypatch, capsys, f"{key}=2**-9")
+def test_a_message_about_a_number_shows_how_powers_of_two_are_written(key: str, refusal_of: Callable[..., str]) -> None:
+    assert '"2^-9"' in refusal_of(study(*good()), f"{key}=2**-9")
 
 
-def test_a_message_about_the_method_says_why_there_is_only_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(study(*good()))
-    message = said(path, monkeypatch, capsys, "method=double_backward")
+def test_a_message_about_the_method_says_why_there_is_only_one(refusal_of: Callable[..., str]) -> None:
+    message = refusal_of(study(*good()), "method=double_backward")
     assert "'gram'" in message
     assert "fleets" in message
 
@@ -249,9 +226,5 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize("text,words", OVERRIDES)
-def test_a_wrong_override_says_what_would_be_right(
-    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text(study(*good()))
-    assert words in said(path, monkeypatch, capsys, text)
+def test_a_wrong_override_says_what_would_be_right(text: str, words: str, refusal_of: Callable[..., str]) -> None:
+    assert words in refusal_of(study(*good()), text)

@@ -131,6 +131,9 @@ def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
         changed = {"dataset": "cifar10", "learning_rate": 0.1, "updates": 500}
     elif key == "model":
         base, changed = {**base, "depth": 10, "width": 1}, {**base, "depth": 10, "width": 1, "model": "wide_resnet"}
+    elif key == "augmentation_amount":
+        base = {"dataset": "mnist1d", "learning_rate": 0.1, "epochs": 4, "augmentation": "shift"}
+        changed = {**base, "augmentation_amount": 3}
     elif key in NEEDED:
         base = {**base, **NEEDED[key]}
         changed = {**base, key: other[key]}
@@ -138,6 +141,11 @@ def test_every_key_that_can_change_changes_the_hash(key: str) -> None:
         base = {**OWN_BASE, "optimizer": "nesterov"} if key == "momentum" else OWN_BASE
         changed = {**base, key: OWN[key]}
     assert make_run(changed).hash != make_run(base).hash
+
+
+def test_the_usual_amount_of_an_augmentation_has_one_spelling() -> None:
+    base = {"learning_rate": 0.1, "epochs": 4, "augmentation": "shift"}
+    assert make_run({**base, "augmentation_amount": 2}).hash == make_run(base).hash
 
 
 def test_the_whole_test_set_and_the_published_size_have_one_spelling() -> None:
@@ -150,6 +158,10 @@ IMAGES: list[tuple[dict[str, Any], str]] = [
     ({"augmentation": "crop_flip"}, "augmentation is crop_flip and dataset is mnist1d, which has no images"),
     ({"image_size": 8}, "image_size is 8 and dataset is mnist1d, which has no images"),
     ({"dataset": "cifar10", "augmentation": "shift"}, "augmentation is shift and dataset is cifar10, whose examples"),
+    ({"augmentation_amount": 1}, "augmentation_amount is 1.0 and augmentation is none"),
+    ({"augmentation_amount": 2}, "augmentation_amount is 2.0 and augmentation is none"),
+    ({"augmentation": "shift", "augmentation_amount": 1.5}, "augmentation_amount is 1.5; a shift needs a whole number"),
+    ({"augmentation": "shift", "augmentation_amount": 20}, "a shift needs a whole number of samples, at most 19"),
     ({"dataset": "cifar10", "image_size": 15}, "image_size is 15; images of cifar10 can be averaged to 4, 8, 16, 32"),
     ({"dataset": "fashion_mnist", "image_size": 56}, "can be averaged to 4, 7, 14, 28"),
     ({"dataset": "cifar10", "model": "wide_resnet", "depth": 12}, "depth is 12; a wide_resnet needs depth 6n \\+ 4"),
@@ -305,6 +317,8 @@ def test_runs_that_differ_in_a_later_key_have_different_shapes(key: str) -> None
         **REGULARIZERS,
     }
     base = {"dataset": "fashion_mnist", "learning_rate": 0.1, "epochs": 1, **NEEDED.get(key, {})}
+    if key == "augmentation_amount":
+        base, other[key] = {"learning_rate": 0.1, "epochs": 1, "augmentation": "shift"}, 3
     if key in OWN:
         base, other = {**OWN_BASE, **({"optimizer": "nesterov"} if key == "momentum" else {})}, OWN
     assert shape(make_run(base)) != shape(make_run({**base, key: other[key]}))

@@ -172,9 +172,3 @@ def test_a_warning_names_the_fleet_the_error_and_what_follows() -> None:
         f"fleet {ONE.id}: MemoryError: too big; it starts over (failure 1 of 3).",
         f"fleet {ONE.id}: MemoryError: too big; it goes on from its last checkpoint (failure 2 of 3).",
     ]
-
-
-@pytest.mark.parametrize("wrong", [0, -1, True, 1.5])
-def test_a_wrong_number_of_attempts_is_a_sentence(wrong: object) -> None:
-    with pytest.raises(InputError, match="attempts="):
-        Attempts(wrong)  # type: ignore[arg-type]

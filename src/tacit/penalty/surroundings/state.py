@@ -18,38 +18,42 @@ from tacit._util.errors import InputError
 from tacit.penalty.surroundings.buffers import put_back
 
 
-class _NumpyGenerator:
-    """numpy's global generator, whose state takes 0.1 ms to read and to set: only where it has drawn in between.
+@dataclass(frozen=True)
+class _NumpyState:
+    """The state of numpy's global generator, which takes 0.1 ms to read and to set: here it is read once.
 
-    Whether it has shows in its memory: the key and the position in it, 2500 bytes of the Mersenne twister. They do not
-    hold the second number of a pair of normal ones that is kept for the next call; while there is one, and for another
-    generator, the state is read each time.
+    Whether it has drawn since shows in its memory: the key and the position in it, 2500 bytes of the Mersenne twister.
+    They do not hold the second number of a pair of normal ones that is kept for the next call; where there is one, and
+    for another generator, `memory` is empty and whole states are compared.
     """
 
-    def __init__(self) -> None:
-        self.source: Any = None
-        self.memory, self.state = b"", None
+    state: Any
+    source: Any
+    memory: bytes
 
-    def now(self) -> Any:
-        """The state; the same object while nothing was drawn."""
+    @staticmethod
+    def now() -> _NumpyState:
         source = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        twister = type(source) is np.random.MT19937
-        memory = ctypes.string_at(source.ctypes.state_address, _TWISTER) if twister else b""
-        if memory and source is self.source and memory == self.memory:
-            return self.state
         state: Any = np.random.get_state()
-        self.source = None
-        if twister and not state[3] and memory == state[1].tobytes() + int(state[2]).to_bytes(4, sys.byteorder):
-            self.source, self.memory, self.state = source, memory, state
-        return state
+        memory = _memory(source)
+        whole = memory and not state[3] and memory == state[1].tobytes() + int(state[2]).to_bytes(4, sys.byteorder)
+        return _NumpyState(state, source, memory if whole else b"")
 
-    def restore(self, state: Any) -> None:
-        if self.now() is not state:
-            np.random.set_state(state)
+    def has_drawn(self) -> bool:
+        source = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if self.memory and source is self.source:
+            return _memory(source) != self.memory
+        pairs = zip(np.random.get_state(), self.state, strict=True)
+        return not all(np.array_equal(one, other) for one, other in pairs)
+
+    def restore(self) -> None:
+        if self.has_drawn():
+            np.random.set_state(self.state)
 
 
-_TWISTER = 624 * 4 + 4  # bytes
-_numpy = _NumpyGenerator()
+def _memory(source: Any) -> bytes:
+    twister = type(source) is np.random.MT19937
+    return ctypes.string_at(source.ctypes.state_address, 624 * 4 + 4) if twister else b""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class RandomState:
     cuda: dict[int, Tensor]
     named: tuple[tuple[torch.Generator, Tensor], ...]
     python: Any
-    numpy: Any
+    numpy: _NumpyState | None
     buffers: tuple[tuple[nn.Module, str, Tensor, Tensor], ...]
 
     @staticmethod
@@ -76,7 +80,7 @@ class RandomState:
             cuda={index: torch.cuda.get_rng_state(index) for index in indices if index is not None},
             named=tuple((generator, generator.get_state()) for generator in generators),
             python=random.getstate() if python else None,
-            numpy=_numpy.now() if python else None,
+            numpy=_NumpyState.now() if python else None,
             buffers=tuple(
                 (module, name, buffer, buffer.detach().clone())
                 for module in (model.modules() if buffers else ())
@@ -106,10 +110,7 @@ class RandomState:
 
     def python_has_drawn(self) -> bool:
         """Whether Python's or numpy's global generator has."""
-        now = _numpy.now()
-        pairs = () if now is self.numpy else zip(now, self.numpy, strict=True)
-        same = all(np.array_equal(one, other) for one, other in pairs)
-        return random.getstate() != self.python or not same
+        return random.getstate() != self.python or (self.numpy is not None and self.numpy.has_drawn())
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu)
@@ -117,9 +118,9 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
         for generator, state in self.named:
             generator.set_state(state)
-        if self.python is not None:
+        if self.python is not None and self.numpy is not None:
             random.setstate(self.python)
-            _numpy.restore(self.numpy)
+            self.numpy.restore()
         put_back(self.buffers)
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from tacit._util.random_generators import generator
 
-SHIFT = 2  # samples, at most, either way
-
 
 @dataclass(frozen=True)
 class Signals:
@@ -29,16 +27,18 @@ class Signals:
         return self.values[start:stop]
 
 
-def shifts(signals: Signals, seeds: Sequence[int], *, batch_size: int, batches: int) -> Callable[[Tensor, int], Tensor]:
-    """(examples, position) → rows that are moved in a circle by −2 … 2 samples, each as likely as the others.
+def shifts(
+    signals: Signals, seeds: Sequence[int], *, batch_size: int, batches: int, most: int
+) -> Callable[[Tensor, int], Tensor]:
+    """(examples, position) → rows that are moved in a circle by −most … most samples, each as likely as the others.
 
     All shifted copies are kept, so that a shifted minibatch is one gather like any other.
     """
     values = signals.values
-    shifted = torch.cat([values.roll(by, dims=1) for by in range(-SHIFT, SHIFT + 1)])
+    shifted = torch.cat([values.roll(by, dims=1) for by in range(-most, most + 1)])
 
     def draw(draws: torch.Generator) -> Tensor:
-        return torch.randint(2 * SHIFT + 1, (batches, batch_size), generator=draws).to(values.device)
+        return torch.randint(2 * most + 1, (batches, batch_size), generator=draws).to(values.device)
 
     drawn = draws_by_position(seeds, batches, draw)
     return lambda examples, position: shifted.index_select(0, examples + len(values) * drawn(position))

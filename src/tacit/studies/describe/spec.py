@@ -61,6 +61,7 @@ LATER: dict[str, Any] = {
     "test_size": None,
     "weight_decay_penalized": True,
     "precision": "float32",
+    "augmentation_amount": None,
     "model_arguments": None,
     "optimizer": "sgd",
     "momentum": None,
@@ -74,6 +75,8 @@ LATER: dict[str, Any] = {
     "sam_radius": 0.0,
     "sam_rows": None,
 }
+SHIFT = 2  # samples either way, when the study does not say
+
 
 MODELS = ("mlp", "wide_resnet", "conv1d")
 MOST_CONVOLUTIONS = 6  # of a conv1d: after them 40 samples are one
@@ -103,8 +106,8 @@ class RunSpec(BaseModel):
     - `weight_decay` is μ in Ĉ + (μ/2)‖ω‖², over all parameters: weights, biases, SkipInit scalars. The penalised norm
       is that of ∇Ĉ + μω, as the theory has it, or of ∇Ĉ alone when `weight_decay_penalized` is false.
     - `augmentation`: `crop_flip` is a random crop after padding by 4 black pixels (in proportion for smaller images)
-      and a random horizontal flip; `shift` moves each training signal in a circle by up to 2 samples either
-      way. Both are drawn anew for each minibatch.
+      and a random horizontal flip; `shift` moves each training signal in a circle by up to `augmentation_amount`
+      samples either way (2 without it). Both are drawn anew for each minibatch.
     - `image_size`: images are cut to this size by averaging pixels; without it they are as published.
     - `test_size`: accuracy on the first images of the test set; without it on all.
     - `precision`: `bfloat16` is torch's autocast; parameters and updates stay float32.
@@ -151,6 +154,7 @@ class RunSpec(BaseModel):
     test_size: Count | None = LATER["test_size"]
     weight_decay_penalized: bool = LATER["weight_decay_penalized"]
     precision: Literal["float32", "bfloat16"] = LATER["precision"]
+    augmentation_amount: Positive | None = LATER["augmentation_amount"]
     model_arguments: dict[str, Any] | None = LATER["model_arguments"]
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw"] = LATER["optimizer"]
     momentum: Annotated[Number, Field(ge=0, lt=1)] | None = LATER["momentum"]
@@ -180,13 +184,14 @@ class RunSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _whole_is_none(cls, given: Any) -> Any:
-        """A default (whole test set, published size) has one spelling, so that a run has one hash."""
+        """A default (whole test set, published size, usual amount) has one spelling, so that a run has one hash."""
         if not isinstance(given, Mapping) or not isinstance(given.get("dataset", "mnist1d"), str):
             return given
         facts = FACTS.get(given.get("dataset", "mnist1d"))
         whole: dict[str, Any] = {
             "test_size": facts.test_size if facts else None,
             "image_size": facts.shape[-1] if facts and len(facts.shape) == 3 else None,
+            "augmentation_amount": SHIFT if given.get("augmentation") == "shift" else None,
             "momentum": MOMENTUM if given.get("optimizer") in ("momentum", "nesterov") else None,
             "model_arguments": {},
             "sam_rows": given.get("batch_size", cls.model_fields["batch_size"].default),
@@ -315,7 +320,7 @@ class RunSpec(BaseModel):
                 )
 
     def _check_augmentation(self, pictures: list[str]) -> None:
-        shape, kind = FACTS[self.dataset].shape, self.augmentation
+        shape, kind, amount = FACTS[self.dataset].shape, self.augmentation, self.augmentation_amount
         if kind == "crop_flip" and len(shape) != 3:
             raise ValueError(
                 f"augmentation is crop_flip and dataset is {self.dataset}, which has no images; "
@@ -325,6 +330,15 @@ class RunSpec(BaseModel):
             raise ValueError(
                 f"augmentation is {kind} and dataset is {self.dataset}, whose examples are images; "
                 "use crop_flip or none, or dataset mnist1d or mnist1d_16k"
+            )
+        if amount is None:
+            return
+        if kind != "shift":
+            raise ValueError(f"augmentation_amount is {amount} and augmentation is {kind}; it is for shift")
+        if not (amount == int(amount) and amount <= (shape[0] - 1) // 2):
+            raise ValueError(
+                f"augmentation_amount is {amount}; a shift needs a whole number of samples, at most "
+                f"{(shape[0] - 1) // 2}"
             )
 
     @property

@@ -14,7 +14,7 @@ from tacit._util.errors import InputError
 from tacit._util.random_generators import generator
 from tacit.studies.data import images, signals
 from tacit.studies.data.facts import Data, Facts
-from tacit.studies.describe.spec import RunSpec
+from tacit.studies.describe.spec import SHIFT, RunSpec
 
 
 class Inputs(Protocol):
@@ -83,7 +83,7 @@ def standardised(
 
 
 def augmented(runs: Sequence[RunSpec], inputs: Inputs, facts: Facts) -> Callable[[Tensor, int], Tensor]:
-    """(examples, position) → the inputs of a minibatch as the runs train on them; a fleet shares the kind.
+    """(examples, position) → the inputs of a minibatch as the runs train on them; a fleet shares kind and amount.
 
     A pure function of (seed, position), so a minibatch can be made again: n-step SGD stays on one augmented minibatch,
     C_reg sees it again, and a resumed run goes on as if it had never stopped.
@@ -95,7 +95,8 @@ def augmented(runs: Sequence[RunSpec], inputs: Inputs, facts: Facts) -> Callable
         return images.crops_and_flips(inputs, seeds, batch_size=run.batch_size, padding=padding)
     if run.augmentation == "shift":
         assert isinstance(inputs, signals.Signals)
-        return signals.shifts(inputs, seeds, batch_size=run.batch_size, batches=run.batches_per_epoch)
+        most = int(run.augmentation_amount or SHIFT)
+        return signals.shifts(inputs, seeds, batch_size=run.batch_size, batches=run.batches_per_epoch, most=most)
     return lambda examples, _: inputs.take(examples)
 
 

@@ -66,7 +66,7 @@ def shape(run: RunSpec) -> tuple[object, ...]:
     return (
         run.dataset, run.model, run.method, run.augmentation, run.train_size, run.width, run.depth,
         run.batch_size, run.inner_steps, run.minibatches, run.evaluations, run.strength > 0,
-        run.image_size, run.test_size, run.weight_decay_penalized, run.precision,
+        run.image_size, run.test_size, run.weight_decay_penalized, run.precision, run.augmentation_amount,
         run.optimizer, run.momentum, canonical([run.model_arguments, run.own_code]),
         run.label_smoothing, run.label_noise, run.micro_batch_size, run.sampled, run.relative > 0, run.penalty_until,
         run.sam_radius > 0, run.sam_rows,
