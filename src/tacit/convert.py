@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tacit._util.arguments import finite_number
 from tacit._util.errors import InputError
 
 
@@ -139,7 +140,4 @@ def _per_unit(convention: str, context: dict[str, float]) -> float:
             f"{convention} got {', '.join(sorted(context)) or 'no context'}; "
             f"expected {', '.join(fact.needs) or 'none'}: {fact.penalty}."
         )
-    for name, value in context.items():
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name}={value!r}; expected a finite positive number.")
-    return fact.per_unit(**{name: float(value) for name, value in context.items()})
+    return fact.per_unit(**{name: finite_number(name, value, positive=True) for name, value in context.items()})

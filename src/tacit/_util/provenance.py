@@ -14,7 +14,7 @@ from typing import Any
 @cache
 def provenance() -> dict[str, Any]:
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
         "commit": commit(),
         "machine": {"system": platform.system(), "architecture": platform.machine(), "processor": processor()}
         | {"cores": os.cpu_count()},
@@ -24,7 +24,7 @@ def provenance() -> dict[str, Any]:
 PACKAGES = ("tacit", "torch", "numpy", "mnist1d", "safetensors")
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:

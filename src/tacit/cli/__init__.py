@@ -25,10 +25,20 @@ def _options(
     version: bool = typer.Option(False, "--version", help="Print the versions that matter and stop."),
 ) -> None:
     if version:
-        from tacit.cli._versions import versions_text
-
-        print(versions_text())
+        _print_versions()
         raise typer.Exit
+
+
+def _print_versions() -> None:
+    """What matters in a bug report, read without importing anything heavy."""
+    import platform
+
+    from tacit._util.provenance import package_version
+
+    print(f"tacit {package_version('tacit') or 'not installed'}\npython {platform.python_version()}")
+    for name in ("torch", "numpy", "scipy"):
+        print(f"{name} {package_version(name) or 'not installed'}")
+    print(f"platform {platform.platform()}")
 
 
 def _register() -> None:

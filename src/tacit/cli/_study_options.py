@@ -15,4 +15,3 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the file.", show_default=False),
 ]
-Into = Annotated[Path | None, typer.Option(help="The folder of results; runs/NAME without it.")]

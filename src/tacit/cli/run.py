@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli._output_file import check_output_folder
-from tacit.cli._study_options import Into, Overrides, StudyFile
+from tacit.cli._study_options import Overrides, StudyFile
 
 if TYPE_CHECKING:
     from tacit.studies.plan import Plan
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def run(
     file: StudyFile,
     overrides: Overrides = None,
-    into: Into = None,
+    into: Annotated[Path | None, typer.Option(help="The folder of results; runs/NAME without it.")] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Fleets at a time, one core each. Without it one per core, or one on a GPU."),
