@@ -27,6 +27,7 @@ from tacit.studies.data.facts import Data
 from tacit.studies.progress import ProgressBar
 from tacit.studies.store import writer as recorder
 from tacit.studies.store.folder import ResultsFolder, read_rows
+from tacit.studies.store.rows import read_meta
 from tacit.studies.store.status import folder_status
 from tacit.studies.train import checkpoint
 from tacit.studies.train.checkpoint import DamagedCheckpointError
@@ -153,7 +154,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
     runner.run(SMALL, tmp_path, executor=InProcess(data), watcher=ProgressBar(line_seconds=0.0))
     assert rows_on_disk(tmp_path) == straight
-    meta = ResultsFolder(tmp_path).meta(FLEET.id)
+    meta = read_meta(ResultsFolder(tmp_path).fleet_folder(FLEET.id))
     assert meta is not None
     assert meta["started"] > meta["ended"]  # the clock's word, and nothing is computed from it
     shares = [float(line.split(": ")[1].split("%")[0]) for line in capsys.readouterr().err.splitlines() if "%" in line]

@@ -73,7 +73,7 @@ def test_the_list_has_the_cost_of_every_figure_of_the_paper() -> None:
 
 
 def test_the_list_of_one_figure_has_that_figure_alone() -> None:
-    result = CliRunner().invoke(app, ["reproduce", "--list", "--figure", "1b"])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["reproduce", "--list", "--figure", "1b"])
     assert [line.split()[0] for line in result.output.splitlines()[2:]] == ["1b", "all"]
 
 

@@ -36,6 +36,7 @@ from tacit.studies.execute.ray_worker import UNREAD, QueuePipe
 from tacit.studies.execute.signals import Terminated
 from tacit.studies.progress import Watcher
 from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.rows import read_meta
 from tacit.studies.train.packing import pack
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # before Ray is imported: clusters of tests stay on this machine
@@ -153,7 +154,7 @@ class Saboteur(Watcher):
 def wait_for_workers(executor: RayExecutor, study: Study) -> None:
     """Both workers are up, so that both get a fleet."""
     executor._put_data(pack(study.runs))
-    executor._start_missing(executor.workers)
+    executor._pool += [executor._start() for _ in range(executor.workers)]
     while not all(worker.ready for worker in executor._pool):
         for worker, heard in executor._receive():
             assert isinstance(heard, Message)
@@ -174,7 +175,7 @@ def test_rows_of_one_local_worker_of_two_and_of_ray_are_the_same_bytes(
     assert len(straight) == 2
     assert rows_on_disk(tmp_path / "two") == straight
     assert rows_on_disk(tmp_path / "ray") == straight
-    meta = ResultsFolder(tmp_path / "ray").meta(next(iter(straight)))
+    meta = read_meta(ResultsFolder(tmp_path / "ray").fleet_folder(next(iter(straight))))
     assert meta is not None
     assert meta["device"] == "cpu"
     assert meta["versions"]["torch"]

@@ -25,6 +25,7 @@ from tacit.studies.describe.study import Study, parse_study
 from tacit.studies.execute.executor import FleetsFailedError, FleetTask, MessageHandler
 from tacit.studies.execute.local import LocalExecutor
 from tacit.studies.store.folder import ResultsFolder
+from tacit.studies.store.rows import read_meta
 from tacit.studies.store.status import folder_status
 from tacit.studies.train.packing import pack
 from tacit.studies.train.training import Training
@@ -276,7 +277,7 @@ def test_a_killed_worker_is_reported_and_its_fleet_goes_on(tmp_path: Path, long_
     assert len(killer.texts) == 2
     assert all("killed by signal 9" in text and "last checkpoint" in text for text in killer.texts)
     assert rows_on_disk(tmp_path) == long_rows
-    metas = [ResultsFolder(tmp_path).meta(fleet.id) for fleet in pack(LONG.runs)]
+    metas = [read_meta(ResultsFolder(tmp_path).fleet_folder(fleet.id)) for fleet in pack(LONG.runs)]
     assert all(meta is not None and meta["cpu_seconds"] > 0 for meta in metas)
 
 
