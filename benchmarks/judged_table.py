@@ -1,6 +1,6 @@
 """The judged table of docs/judged-plan.md: every judged task, its arms, differences to tuned plain, and prices.
 
-    python benchmarks/judged_table.py runs/judged runs/judged-search --json docs/results/judged/table.json
+    python benchmarks/judged_table.py runs/judged runs/judged-search --json benchmarks/results/judged/table.json
 
 Reads rows of `tacit run studies/judged/…` and of `judged_search.py`, and prices.json of the latter; trains and times
 nothing. Tasks without judged rows are left out. docs/readme_tables.py makes the tables of the pages from the JSON.
