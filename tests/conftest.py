@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import Ended, Typed
 from tacit import InputError, cli
 from tacit.studies.data.facts import Data
 from tacit.studies.data.load import load
 from tacit.studies.train import devices
+from typed_commands import Ended, Typed
 
 torch.set_num_threads(1)
 

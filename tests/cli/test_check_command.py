@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from command_line import Typed
 from tacit.bench.check import check_model
 from tacit.cli.check import table_lines
+from typed_commands import Typed
 
 MODULE = """
 import torch

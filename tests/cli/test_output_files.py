@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Typed
 from made_folders import finish, make_folder, rates_study
+from typed_commands import Typed
 
 STUDY = """
 name = "tiny"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Typed
 from tacit.explore import explore_page
+from typed_commands import Typed
 
 
 def test_into_writes_the_page(tmp_path: Path, typed: Typed) -> None:

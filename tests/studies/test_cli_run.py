@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Typed
 from in_process import wait_for
 from tacit._util.errors import TacitError
 from tacit.studies.describe.library import find_study_file, library_folder
@@ -22,6 +21,7 @@ from tacit.studies.runner import run
 from tacit.studies.store.folder import ResultsFolder
 from tacit.studies.store.status import stopped_message
 from tacit.studies.train.packing import pack
+from typed_commands import Typed
 
 STUDY = """
 name = "small"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from command_line import Typed
 from tacit import cli
 from tacit.studies.describe.library import SCALES, datasets, library
+from typed_commands import Typed
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("demo", "run", "check", "status", "export", "reproduce", "report")

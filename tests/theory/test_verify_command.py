@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from command_line import Typed
 from tacit.cli import app
 from tacit.theory import figures, modified_losses
 from tacit.theory.figures import draw_study, picture_paths
 from tacit.theory.study import ConvergenceStudy, Finding
+from typed_commands import Typed
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Typed
 from in_process import wait_for
 from made_folders import make_folder, rates_study
+from typed_commands import Typed
 
 RUN = "import sys; sys.modules['torch'] = None; from tacit.cli import main; main()"  # importing torch is an error
 

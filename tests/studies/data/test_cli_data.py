@@ -12,10 +12,10 @@ import pytest
 import typer
 from small_copies import lay, no_copies, small_fashion
 
-from command_line import Typed
 from tacit import cli
 from tacit.studies.data import datasets
 from tacit.studies.data.datasets import DATASETS, PUBLISHED
+from typed_commands import Typed
 
 GROUP = typer.main.get_command(cli.app).commands["data"]  # type: ignore[attr-defined]
 

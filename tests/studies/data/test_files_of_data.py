@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from small_copies import lay, no_copies, small_fashion
 
-from command_line import Typed
 from tacit import InputError
 from tacit.studies.data import datasets
 from tacit.studies.data import files as data_files
@@ -20,6 +19,7 @@ from tacit.studies.data.datasets import DATASETS
 from tacit.studies.data.facts import Dataset
 from tacit.studies.data.files import DamagedCopyError, locate, place, read_copy
 from tacit.studies.data.load import load
+from typed_commands import Typed
 
 CHECKOUT = data_files.CHECKOUT  # before a test replaces it
 

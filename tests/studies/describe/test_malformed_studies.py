@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from command_line import Typed
+from typed_commands import Typed
 
 INTEGERS = (
     "train_size", "width", "depth", "batch_size", "inner_steps", "epochs", "seed", "evaluations", "micro_batch_size",
