@@ -339,6 +339,7 @@ def benefit() -> str:
         {arm: f"{arms[arm][f'{stage}_mean'][0]:.1f}" for arm in arms} for stage in ("untuned", "tuned")
     )  # fmt: skip
     penalty, rows, whole = (priced[step]["median"] for step in CHEAP_STEPS)
+    here = ", ".join(f"{arms[arm]['price']:.2f}" for arm in ("sampled penalty", "SAM", "SAM, 16 rows"))
     return (
         f"MNIST-1D with 30 % random labels, momentum at its usual rate, no weight decay: plain {fresh['plain']} % test "
         f"accuracy,\nwith the penalty of one drawn micro-batch {fresh['sampled penalty']}, with SAM {fresh['SAM']}, "
