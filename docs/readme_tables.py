@@ -346,8 +346,8 @@ def benefit() -> str:
         f"SAM of 16 drawn rows {fresh['SAM, 16 rows']}. Rate and decay tuned\nfor each: {tuned['plain']}, "
         f"{tuned['sampled penalty']}, {tuned['SAM']}, {tuned['SAM, 16 rows']} "
         f"([{len(tasks)} of {len(JUDGED_TASKS)} tasks judged]"
-        f"(docs/results.md#the-judged-table)). They cost\n{penalty:.2f}, {whole:.2f} and {rows:.2f} plain steps a step on a WRN-10-1, "
-        f"{here} on this small MLP (CPU; GPU not measured)."
+        f"(docs/results.md#the-judged-table)). They cost\n{penalty:.2f}, {whole:.2f} and {rows:.2f} plain steps a step "
+        f"on a WRN-10-1, {here} on this small MLP (CPU; GPU not measured)."
     )
 
 
